@@ -139,8 +139,8 @@ impl Contender {
             }
             Runtime::Metered => {
                 // It is beside our own program, because the feature is decided when the program is built.
-                let own = std::env::current_exe().map_err(|why| why.to_string())?;
-                let program = own.with_file_name("metrics").join("release").join("bench");
+                let this_program = std::env::current_exe().map_err(|why| why.to_string())?;
+                let program = this_program.with_file_name("metrics").join("release").join("bench");
                 if !program.exists() {
                     return Err("not built: bench/run does that".to_owned());
                 }

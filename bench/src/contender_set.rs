@@ -38,7 +38,7 @@ impl ContenderSet {
         bench: &mut Bench,
         what: &str,
         kind: (&'static str, Better),
-        mut ask: impl FnMut(&mut Driver, &mut Bench) -> Result<f64, String>,
+        mut measure_driver: impl FnMut(&mut Driver, &mut Bench) -> Result<f64, String>,
     ) {
         let mut rounds = 0;
         while rounds == 0 || (rounds < bench.repetitions() && bench.in_time()) {
@@ -48,7 +48,7 @@ impl ContenderSet {
                 if member.failed_at == what {
                     continue;
                 }
-                match member.ask(bench, &mut ask) {
+                match member.measure(bench, &mut measure_driver) {
                     Ok(value) => bench.add(what, member.contender.name, kind, value),
                     Err(why) => {
                         bench.trouble(member.contender.name, format!("{what}: {why}"));
@@ -62,21 +62,21 @@ impl ContenderSet {
 }
 
 impl Member {
-    fn ask(
+    fn measure(
         &mut self,
         bench: &mut Bench,
-        ask: &mut impl FnMut(&mut Driver, &mut Bench) -> Result<f64, String>,
+        measure: &mut impl FnMut(&mut Driver, &mut Bench) -> Result<f64, String>,
     ) -> Result<f64, String> {
         let driver = match &mut self.driver {
             Some(driver) => driver,
             none => {
                 let mut driver = Driver::start(self.contender, &bench.url)?;
                 if let Some(request) = self.contender.warm_up(&bench.name()) {
-                    driver.ask(&request, WARM_UP)?;
+                    driver.call(&request, WARM_UP)?;
                 }
                 none.insert(driver)
             }
         };
-        ask(driver, bench)
+        measure(driver, bench)
     }
 }

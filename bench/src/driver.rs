@@ -29,7 +29,7 @@ pub(crate) struct Driver {
 pub(crate) struct Wait {
     /// The number of the waiter within its process.
     pub(crate) waiter: u64,
-    pub(crate) asked: u64,
+    pub(crate) requested: u64,
     /// `None` if it still waited at the end.
     pub(crate) granted: Option<u64>,
 }
@@ -56,13 +56,13 @@ impl Driver {
     }
 
     /// Sends a request without waiting for its answer.
-    pub(crate) fn tell(&mut self, request: &str) -> Result<(), String> {
+    pub(crate) fn send(&mut self, request: &str) -> Result<(), String> {
         writeln!(self.input, "{request}").map_err(|why| format!("has ended: {why}"))
     }
 
     /// Sends a request and waits for the numbers in its answer.
-    pub(crate) fn ask(&mut self, request: &str, patience: Duration) -> Result<Vec<u64>, String> {
-        self.tell(request)?;
+    pub(crate) fn call(&mut self, request: &str, patience: Duration) -> Result<Vec<u64>, String> {
+        self.send(request)?;
         self.answer(patience)
     }
 
@@ -81,8 +81,10 @@ impl Driver {
         let many = self.answer(patience)?.first().copied().unwrap_or(0);
         (0..many)
             .map(|_| match numbers(&self.line(patience)?)?[..] {
-                [waiter, asked, 0, _] => Ok(Wait { waiter, asked, granted: None }),
-                [waiter, asked, granted, _] => Ok(Wait { waiter, asked, granted: Some(granted) }),
+                [waiter, requested, 0, _] => Ok(Wait { waiter, requested, granted: None }),
+                [waiter, requested, granted, _] => {
+                    Ok(Wait { waiter, requested, granted: Some(granted) })
+                }
                 ref other => Err(format!("reported a wait as {other:?}")),
             })
             .collect()

@@ -7,7 +7,7 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-use crate::sample::told;
+use crate::sample::formatted;
 
 /// Our figures, those of peers, and physical limits. The colours also differ in print and for colour-blind readers.
 const OURS: RGBColor = RGBColor(0, 90, 160);
@@ -144,9 +144,9 @@ impl Plot {
                 (FONT, 15).into_font().color(&colour).pos(Pos::new(HPos::Left, VPos::Center));
             let (x, y) = chart.plotting_area().map_coordinate(&at(high.max(row.dot)));
             let (left, top) = area.get_base_pixel();
-            let mut text = told(row.dot, self.unit);
+            let mut text = formatted(row.dot, self.unit);
             if low >= row.dot && high > low {
-                text = format!("{text} … {}", told(high, self.unit));
+                text = format!("{text} … {}", formatted(high, self.unit));
             }
             area.draw(&Text::new(text, (x + 12 - left, y - top), style))?;
         }
@@ -219,7 +219,7 @@ impl Plot {
             free = y + 19;
             let style = (FONT, 14).into_font().color(&line.side.colour());
             let style = style.pos(Pos::new(HPos::Left, VPos::Center));
-            let text = format!("{}  {}", line.label, told(value, self.unit));
+            let text = format!("{}  {}", line.label, formatted(value, self.unit));
             area.draw(&Text::new(text, (x + 10, y), style))?;
         }
         Ok(())
@@ -233,7 +233,7 @@ fn decade_below(value: f64) -> f64 {
 
 /// Formats a round value for an axis: "1 ms", not "1.00 ms".
 fn tick(value: f64, unit: &str) -> String {
-    let text = told(value, unit);
+    let text = formatted(value, unit);
     let (number, rest) =
         text.split_at(text.find(|c: char| !"0123456789.,".contains(c)).unwrap_or(text.len()));
     let number = if number.contains('.') {

@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::contender::{is_limit, is_ours, label};
 use crate::plot::{Kind, Line, Plot, Row, Side};
 use crate::report::Report;
-use crate::sample::{Sample, digits, told};
+use crate::sample::{Sample, digits, formatted};
 use crate::scenario::fleet::pairs_with_a_name_each;
 
 /// Draws the plots whose scenarios ran. Returns the file and the title of each.
@@ -142,8 +142,8 @@ fn hand_off(report: &Report) -> Option<Plot> {
         file: "handoff.svg",
         title: format!(
             "The next of 20 runs within {} of a release (p99); with {peer}, the best peer, {}",
-            told(ours, "ns"),
-            told(theirs, "ns")
+            formatted(ours, "ns"),
+            formatted(theirs, "ns")
         ),
         axis: "release in one process → running in another (dot: p50; bar: to p99)".to_owned(),
         unit: "ns",
@@ -188,8 +188,8 @@ fn hand_off_by_waiters(report: &Report) -> Option<Plot> {
         file: "handoff-waiters.svg",
         title: format!(
             "leasehold hands over in {} with 2 that wait, and in {} with 200",
-            told(few, "ns"),
-            told(many, "ns")
+            formatted(few, "ns"),
+            formatted(many, "ns")
         ),
         axis: "release → running in another process, p50".to_owned(),
         unit: "ns",
@@ -264,7 +264,7 @@ fn footprint(report: &Report) -> Option<Plot> {
     }
     ours.is_finite().then(|| Plot {
         file: "footprint.svg",
-        title: format!("One that waits takes {} of its process", told(ours, "bytes")),
+        title: format!("One that waits takes {} of its process", formatted(ours, "bytes")),
         axis: "resident memory for each of 200 that wait".to_owned(),
         unit: "bytes",
         kind: Kind::Rows(rows),
@@ -278,8 +278,8 @@ fn recovery(report: &Report) -> Option<Plot> {
         file: "recovery.svg",
         title: format!(
             "A holder is killed: the next one runs after {} to {}, with leases of 2 s",
-            told(ours.min(), "ns"),
-            told(ours.max(), "ns")
+            formatted(ours.min(), "ns"),
+            formatted(ours.max(), "ns")
         ),
         axis: "SIGKILL of the holder → the next holder (dot: median; bar: all repetitions)"
             .to_owned(),
@@ -315,7 +315,7 @@ fn in_process(report: &Report) -> Option<Plot> {
         file: "memory.svg",
         title: format!(
             "In one process a contended grant takes {}, {} × that of {peer}",
-            told(ours, "ns"),
+            formatted(ours, "ns"),
             digits(ours / theirs)
         ),
         axis: "a grant, 1 permit, 100 tasks (dot: median; bar: all repetitions)".to_owned(),
@@ -332,9 +332,13 @@ fn command(report: &Report) -> Option<Plot> {
     flock.is_finite().then(|| Plot {
         file: "command.svg",
         title: if ours.is_finite() {
-            format!("`leasehold run` takes {}, {} × flock", told(ours, "ns"), digits(ours / flock))
+            format!(
+                "`leasehold run` takes {}, {} × flock",
+                formatted(ours, "ns"),
+                digits(ours / flock)
+            )
         } else {
-            format!("flock takes {} to run a child that does nothing", told(flock, "ns"))
+            format!("flock takes {} to run a child that does nothing", formatted(flock, "ns"))
         },
         axis: "wall time around a child that does nothing".to_owned(),
         unit: "ns",

@@ -43,7 +43,7 @@ pub(crate) fn count(many: impl TryInto<u64>) -> f64 {
 }
 
 /// Formats a value with three significant digits and its unit.
-pub(crate) fn told(value: f64, unit: &str) -> String {
+pub(crate) fn formatted(value: f64, unit: &str) -> String {
     let (value, unit) = match unit {
         "ns" if value >= 1e9 => (value / 1e9, "s"),
         "ns" if value >= 1e6 => (value / 1e6, "ms"),

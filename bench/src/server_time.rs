@@ -18,11 +18,11 @@ pub(crate) struct ServerTime {
 impl ServerTime {
     /// Reads the totals since the server was started.
     pub(crate) fn now(bench: &Bench) -> Result<Self, String> {
-        let said = |why: redis::RedisError| why.to_string();
-        let client = redis::Client::open(bench.url.as_str()).map_err(said)?;
-        let mut connection = client.get_connection().map_err(said)?;
+        let text = |why: redis::RedisError| why.to_string();
+        let client = redis::Client::open(bench.url.as_str()).map_err(text)?;
+        let mut connection = client.get_connection().map_err(text)?;
         let mut info = |section: &str| -> Result<String, String> {
-            redis::cmd("INFO").arg(section).query(&mut connection).map_err(said)
+            redis::cmd("INFO").arg(section).query(&mut connection).map_err(text)
         };
         let process = info("cpu")?;
         let seconds = |name: &str| field(process.lines(), name, ':').unwrap_or_default();

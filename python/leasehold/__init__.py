@@ -140,8 +140,8 @@ def _end_of_worker() -> None:
         _at_exit()
 
     # The worker joins its threads after this, and they may use their clients until then.
-    own = (_threading.current_thread(), _threading.main_thread())
-    threads = [thread for thread in _threading.enumerate() if thread not in own and not thread.daemon]
+    skipped = (_threading.current_thread(), _threading.main_thread())
+    threads = [thread for thread in _threading.enumerate() if thread not in skipped and not thread.daemon]
     if threads:
         _threading.Thread(target=close, name="leasehold-exit").start()
     else:

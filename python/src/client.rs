@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use pyo3::prelude::*;
 
-use crate::lock::{Lock, LockOptions, Locks, Retrying};
+use crate::lock::{Lock, LockOptions, Locks, RetryPolicy};
 use crate::log;
 use crate::numbers::{Number, whole};
 use crate::pending::{Pending, Value};
@@ -223,7 +223,7 @@ impl Client {
         auto_extend: bool,
         label: Option<String>,
         within: Option<Seconds>,
-        retry: Option<Retrying>,
+        retry: Option<RetryPolicy>,
     ) -> PyResult<Py<Lock>> {
         log::refresh(py);
         let options =
@@ -250,7 +250,7 @@ impl Client {
         capacity: Number<u32>,
         lease: Option<Seconds>,
         within: Option<Seconds>,
-        retry: Option<Retrying>,
+        retry: Option<RetryPolicy>,
     ) -> PyResult<Pool> {
         log::refresh(py);
         let options =

@@ -17,10 +17,10 @@ use pyo3::types::PyType;
 
 use crate::ending::Inside;
 use crate::failure::Failure;
-use crate::guard::Guarded;
+use crate::guard::GuardObject;
 use crate::interpreter::{current_owner, running_loop};
 use crate::lock::DeclaredLock;
-use crate::pending::{Id, Outcome, Pending, Then, Value, Work};
+use crate::pending::{Completion, Id, Outcome, Pending, Value, Work};
 use crate::pool::DeclaredPool;
 use crate::semaphore::DeclaredSemaphore;
 use crate::wake::lock;
@@ -52,7 +52,7 @@ struct Entries {
 
 /// One block.
 struct Entry {
-    guard: Guarded,
+    guard: GuardObject,
     watch: Option<Arc<Watch>>,
 }
 
@@ -81,17 +81,17 @@ impl Context {
 
     fn enter(slf: Bound<'_, Self>) -> PyResult<Pending> {
         let work = slf.get().work()?;
-        Ok(Pending::new(work, Then::Enter(slf.unbind()), Id::None))
+        Ok(Pending::new(work, Completion::Enter(slf.unbind()), Id::None))
     }
 
     /// Keeps the permit, lock or lease until the block is left.
     pub(crate) fn entered(slf: &Py<Self>, py: Python<'_>, outcome: Outcome) -> PyResult<Py<PyAny>> {
-        let Value::Held(Some(held)) = outcome? else {
+        let Value::Grant(Some(grant)) = outcome? else {
             return Err(PyRuntimeError::new_err("an acquire returned nothing"));
         };
         let this = slf.get();
-        let watch = if this.cancel_on_loss { Watch::begin(py, &held)? } else { None };
-        let guard = held.guard(py)?;
+        let watch = if this.cancel_on_loss { Watch::begin(py, &grant)? } else { None };
+        let guard = grant.guard(py)?;
         if let Some(watch) = &watch {
             guard.slot().watched_by(watch);
         }
@@ -116,9 +116,9 @@ impl Context {
         drop(entries);
         let owner = current_owner(py)?;
         let mut entries = lock(&self.entries);
-        let own = entries.owned.iter().rposition(|(by, _)| *by == owner);
-        match own {
-            Some(own) => Ok(entries.owned.remove(own).1),
+        let index = entries.owned.iter().rposition(|(by, _)| *by == owner);
+        match index {
+            Some(index) => Ok(entries.owned.remove(index).1),
             // Entered in one task and left in another, as fixtures of pytest are.
             None => match entries.unowned.take() {
                 Some(entry) => Ok(entry),
@@ -139,20 +139,20 @@ impl Context {
     ) -> PyResult<Option<Pending>> {
         let mut entry = self.leave(py)?;
         let cancelled = entry.watch.take().and_then(|watch| watch.end());
-        let held = match entry.guard.slot().take() {
-            Ok(held) => held,
+        let grant = match entry.guard.slot().take() {
+            Ok(grant) => grant,
             // The parent process has entered the block, and the permit is the parent's.
             Err(Failure::Forked(_)) => return Ok(None),
             Err(error) => return Err(error.into()),
         };
         let lost = if self.cancel_on_loss {
-            held.as_ref().and_then(|held| held.check().err()).filter(|lost| !lost.is_the_end())
+            grant.as_ref().and_then(|grant| grant.check().err()).filter(|lost| !lost.is_the_end())
         } else {
             None
         };
         if let Some(cancelled) = cancelled {
             // The release continues in the background: the store may be unreachable, and the caller must learn of the loss now.
-            drop(held);
+            drop(grant);
             // A block that ends normally has swallowed the cancellation.
             if cancelled.ends(py, exception)? || exception.is_none() {
                 // The body may have released or detached it. Then nothing was left to check.
@@ -172,18 +172,18 @@ impl Context {
         {
             return Err(lost.into());
         }
-        let Some(held) = held else { return Ok(None) };
+        let Some(grant) = grant else { return Ok(None) };
         if kind.is_some_and(|kind| kind.is(py.get_type::<PyGeneratorExit>())) {
             // A coroutine that is being closed must not wait.
-            drop(held);
+            drop(grant);
             return Ok(None);
         }
-        let mut release = held.release();
+        let mut release = grant.release();
         match release.as_mut().poll(&mut TaskContext::from_waker(Waker::noop())) {
             Poll::Ready(Ok(_)) => Ok(None),
             Poll::Ready(outcome) => Exit.finish(py, outcome).map(|_| None),
             Poll::Pending => {
-                Ok(Some(Pending::new(Work::Boxed(release), Then::Exit(Exit), Id::None)))
+                Ok(Some(Pending::new(Work::Boxed(release), Completion::Exit(Exit), Id::None)))
             }
         }
     }
@@ -216,7 +216,7 @@ impl Context {
         drop(traceback);
         match self.exit(py, kind.as_ref(), exception.as_ref())? {
             Some(pending) => Ok(Py::new(py, pending)?.into_any()),
-            None => Nothing::get(py),
+            None => Completed::get(py),
         }
     }
 
@@ -273,18 +273,18 @@ impl Exit {
 
 /// An awaitable that is done.
 #[pyclass(frozen, module = "leasehold._leasehold", name = "_Nothing")]
-pub(crate) struct Nothing;
+pub(crate) struct Completed;
 
-static NOTHING: PyOnceLock<Py<Nothing>> = PyOnceLock::new();
+static COMPLETED: PyOnceLock<Py<Completed>> = PyOnceLock::new();
 
-impl Nothing {
+impl Completed {
     fn get(py: Python<'_>) -> PyResult<Py<PyAny>> {
-        Ok(NOTHING.get_or_try_init(py, || Py::new(py, Self))?.clone_ref(py).into_any())
+        Ok(COMPLETED.get_or_try_init(py, || Py::new(py, Self))?.clone_ref(py).into_any())
     }
 }
 
 #[pymethods]
-impl Nothing {
+impl Completed {
     fn __await__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
         slf
     }

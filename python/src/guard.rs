@@ -21,14 +21,14 @@ use crate::wake::lock;
 use crate::watch::Watch;
 
 /// A permit, lock or lease of the engine, with the declaration that it was acquired by.
-pub(crate) enum Held {
+pub(crate) enum Grant {
     Permit(EnginePermit, Arc<DeclaredSemaphore>),
     /// Shared with an extension that is under way.
     Lock(Arc<EngineGuard>, Arc<DeclaredLock>),
     Lease(EngineLease, Arc<DeclaredPool>),
 }
 
-impl Held {
+impl Grant {
     pub(crate) fn check(&self) -> Result<(), Failure> {
         match self {
             Self::Permit(permit, _) => permit.check()?,
@@ -76,36 +76,36 @@ impl Held {
 
     pub(crate) fn into_py(self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         Ok(match self.guard(py)? {
-            Guarded::Permit(permit) => permit.into_any(),
-            Guarded::Lock(guard) => guard.into_any(),
-            Guarded::Lease(lease) => lease.into_any(),
+            GuardObject::Permit(permit) => permit.into_any(),
+            GuardObject::Lock(guard) => guard.into_any(),
+            GuardObject::Lease(lease) => lease.into_any(),
         })
     }
 
     /// The Python object that holds it.
-    pub(crate) fn guard(self, py: Python<'_>) -> PyResult<Guarded> {
+    pub(crate) fn guard(self, py: Python<'_>) -> PyResult<GuardObject> {
         Ok(match self {
             Self::Permit(permit, declared) => {
-                Guarded::Permit(Py::new(py, Permit::new(permit, declared))?)
+                GuardObject::Permit(Py::new(py, Permit::new(permit, declared))?)
             }
             Self::Lock(guard, declared) => {
-                Guarded::Lock(Py::new(py, LockGuard::new(guard, declared))?)
+                GuardObject::Lock(Py::new(py, LockGuard::new(guard, declared))?)
             }
             Self::Lease(lease, declared) => {
-                Guarded::Lease(Py::new(py, PoolLease::new(lease, declared))?)
+                GuardObject::Lease(Py::new(py, PoolLease::new(lease, declared))?)
             }
         })
     }
 }
 
 /// The Python object of a permit, lock or lease.
-pub(crate) enum Guarded {
+pub(crate) enum GuardObject {
     Permit(Py<Permit>),
     Lock(Py<LockGuard>),
     Lease(Py<PoolLease>),
 }
 
-impl Guarded {
+impl GuardObject {
     pub(crate) fn slot(&self) -> &Slot {
         match self {
             Self::Permit(permit) => &permit.get().slot,
@@ -142,52 +142,52 @@ impl Guarded {
 
 /// The permit, lock or lease of a Python object, until it is released or detached.
 pub(crate) struct Slot {
-    held: Mutex<Option<PerProcess<Held>>>,
+    grant: Mutex<Option<PerProcess<Grant>>>,
     /// Cancels the body of a block when this is lost.
     watch: OnceLock<Weak<Watch>>,
 }
 
 impl Slot {
-    fn new(held: Held) -> Self {
-        Self { held: Mutex::new(Some(PerProcess::new(held))), watch: OnceLock::new() }
+    fn new(grant: Grant) -> Self {
+        Self { grant: Mutex::new(Some(PerProcess::new(grant))), watch: OnceLock::new() }
     }
 
     pub(crate) fn watched_by(&self, watch: &Arc<Watch>) {
         let _ = self.watch.set(Arc::downgrade(watch));
     }
 
-    /// Calls `look` with it; None if it was released or detached.
-    pub(crate) fn look<T>(&self, look: impl FnOnce(&Held) -> T) -> Result<Option<T>, Failure> {
-        match &*lock(&self.held) {
+    /// Calls `read` with it; None if it was released or detached.
+    pub(crate) fn with<T>(&self, read: impl FnOnce(&Grant) -> T) -> Result<Option<T>, Failure> {
+        match &*lock(&self.grant) {
             None => Ok(None),
-            Some(held) => held.get().map(look).map(Some).ok_or(INHERITED),
+            Some(grant) => grant.get().map(read).map(Some).ok_or(INHERITED),
         }
     }
 
     /// None if it was released or detached.
-    pub(crate) fn take(&self) -> Result<Option<Held>, Failure> {
-        let mut slot = lock(&self.held);
-        if slot.as_ref().is_some_and(|held| !held.is_ours()) {
+    pub(crate) fn take(&self) -> Result<Option<Grant>, Failure> {
+        let mut slot = lock(&self.grant);
+        if slot.as_ref().is_some_and(|grant| !grant.is_ours()) {
             return Err(INHERITED);
         }
-        let held = slot.take().and_then(PerProcess::take);
+        let grant = slot.take().and_then(PerProcess::take);
         drop(slot);
         // A release by the holder is not a loss.
         if let Some(watch) = self.watch.get().and_then(Weak::upgrade) {
             watch.stop();
         }
-        Ok(held)
+        Ok(grant)
     }
 
     fn check(&self, what: &'static str, name: &str) -> Result<(), Failure> {
-        match self.look(Held::check)? {
+        match self.with(Grant::check)? {
             Some(checked) => checked,
             None => Err(released(what, name)),
         }
     }
 
     fn lost(&self, name: &'static str) -> Result<Pending, Failure> {
-        let lost = self.look(Held::lost)?;
+        let lost = self.with(Grant::lost)?;
         Ok(Pending::of(name, async move {
             Ok(Value::Text(match lost {
                 Some(lost) => reason(lost.await),
@@ -198,10 +198,10 @@ impl Slot {
 
     /// The release is sent when it is awaited, or else when it is dropped.
     fn release(&self, name: &'static str) -> Result<Pending, Failure> {
-        let held = self.take()?;
+        let grant = self.take()?;
         Ok(Pending::of(name, async move {
-            match held {
-                Some(held) => held.release().await,
+            match grant {
+                Some(grant) => grant.release().await,
                 None => Ok(Value::Bool(false)),
             }
         }))
@@ -232,7 +232,7 @@ impl Permit {
     fn new(permit: EnginePermit, declared: Arc<DeclaredSemaphore>) -> Self {
         let (id, fence, slot_number) = (permit.id(), permit.fence().get(), permit.slot_number());
         let waited = permit.waited();
-        let slot = Slot::new(Held::Permit(permit, declared.clone()));
+        let slot = Slot::new(Grant::Permit(permit, declared.clone()));
         Self { slot, id, fence, slot_number, waited, declared }
     }
 }
@@ -276,11 +276,11 @@ impl Permit {
     /// How many seconds the permit stays valid without another renewal; None if it does not expire.
     #[getter]
     fn valid_for(&self) -> PyResult<Option<f64>> {
-        let valid_until = |held: &Held| match held {
-            Held::Permit(permit, _) => permit.valid_until().map(seconds_until),
+        let valid_until = |grant: &Grant| match grant {
+            Grant::Permit(permit, _) => permit.valid_until().map(seconds_until),
             _ => None,
         };
-        Ok(self.slot.look(valid_until)?.unwrap_or(Some(0.0)))
+        Ok(self.slot.with(valid_until)?.unwrap_or(Some(0.0)))
     }
 
     /// Raises Lost if the permit was lost or released.
@@ -305,7 +305,7 @@ impl Permit {
     /// The permit stays held until `Semaphore.release` releases it, its TTL ends, or its client is closed.
     fn detach(&self) -> PyResult<String> {
         match self.slot.take()? {
-            Some(Held::Permit(permit, _)) => Ok(permit.detach().to_string()),
+            Some(Grant::Permit(permit, _)) => Ok(permit.detach().to_string()),
             _ => Err(released("permit", self.declared.name()).into()),
         }
     }
@@ -334,15 +334,15 @@ pub(crate) struct LockGuard {
 impl LockGuard {
     fn new(guard: Arc<EngineGuard>, declared: Arc<DeclaredLock>) -> Self {
         let (id, fence) = (guard.id(), guard.fence().get());
-        Self { slot: Slot::new(Held::Lock(guard, declared.clone())), id, fence, declared }
+        Self { slot: Slot::new(Grant::Lock(guard, declared.clone())), id, fence, declared }
     }
 
-    fn guard<T>(&self, look: impl FnOnce(&Arc<EngineGuard>) -> T) -> Result<T, Failure> {
-        let looked = self.slot.look(|held| match held {
-            Held::Lock(guard, _) => Some(look(guard)),
+    fn guard<T>(&self, with: impl FnOnce(&Arc<EngineGuard>) -> T) -> Result<T, Failure> {
+        let guard = self.slot.with(|grant| match grant {
+            Grant::Lock(guard, _) => Some(with(guard)),
             _ => None,
         })?;
-        looked.flatten().ok_or_else(|| released("lock", self.declared.name()))
+        guard.flatten().ok_or_else(|| released("lock", self.declared.name()))
     }
 }
 
@@ -423,7 +423,7 @@ impl LockGuard {
             ));
         }
         match self.slot.take()? {
-            Some(Held::Lock(guard, _)) => match Arc::into_inner(guard) {
+            Some(Grant::Lock(guard, _)) => match Arc::into_inner(guard) {
                 Some(guard) => Ok(guard.detach().id.to_string()),
                 None => Err(released("lock", self.declared.name()).into()),
             },
@@ -447,7 +447,7 @@ pub(crate) struct PoolLease {
 impl PoolLease {
     fn new(lease: EngineLease, declared: Arc<DeclaredPool>) -> Self {
         let instance_id = lease.instance_id().to_owned();
-        Self { slot: Slot::new(Held::Lease(lease, declared.clone())), instance_id, declared }
+        Self { slot: Slot::new(Grant::Lease(lease, declared.clone())), instance_id, declared }
     }
 }
 
@@ -468,11 +468,11 @@ impl PoolLease {
     /// How many seconds the lease stays valid without another renewal.
     #[getter]
     fn valid_for(&self) -> PyResult<f64> {
-        let valid_until = |held: &Held| match held {
-            Held::Lease(lease, _) => seconds_until(lease.valid_until()),
+        let valid_until = |grant: &Grant| match grant {
+            Grant::Lease(lease, _) => seconds_until(lease.valid_until()),
             _ => 0.0,
         };
-        Ok(self.slot.look(valid_until)?.unwrap_or(0.0))
+        Ok(self.slot.with(valid_until)?.unwrap_or(0.0))
     }
 
     /// Raises Lost if the lease was lost or released.

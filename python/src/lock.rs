@@ -12,15 +12,15 @@ use crate::client::Shared;
 use crate::context::{Context, Source};
 use crate::declared::{Declared, Options};
 use crate::failure::Failure;
-use crate::guard::Held;
+use crate::guard::Grant;
 use crate::numbers::{Number, whole};
-use crate::pending::{Id, Outcome, Pending, Then, Value, Work};
+use crate::pending::{Completion, Id, Outcome, Pending, Value, Work};
 use crate::seconds::{Seconds, given};
 use crate::values;
 
 /// The retry policy of an acquire of a lock or a pool: the attributes of a `leasehold.Retry`.
 #[derive(Clone, Copy)]
-pub(crate) struct Retrying {
+pub(crate) struct RetryPolicy {
     times: Number<u32>,
     delay: Seconds,
     multiplier: f64,
@@ -28,7 +28,7 @@ pub(crate) struct Retrying {
     jitter: Jitter,
 }
 
-impl<'py> FromPyObject<'_, 'py> for Retrying {
+impl<'py> FromPyObject<'_, 'py> for RetryPolicy {
     type Error = PyErr;
 
     fn extract(retry: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
@@ -58,7 +58,7 @@ impl<'py> FromPyObject<'_, 'py> for Retrying {
 const FOREVER: Duration = Duration::from_secs(u32::MAX as u64);
 
 /// Returns the retry policy. By default an acquire retries until its time limit, at most 2 s apart.
-pub(crate) fn retry(retrying: Option<Retrying>, within: Option<Duration>) -> Retry {
+pub(crate) fn retry(retrying: Option<RetryPolicy>, within: Option<Duration>) -> Retry {
     let retry = match retrying {
         Some(retrying) => Retry::default()
             .times(retrying.times.0)
@@ -78,7 +78,7 @@ pub(crate) struct LockOptions {
     pub(crate) auto_extend: bool,
     pub(crate) label: Option<String>,
     pub(crate) within: Option<Duration>,
-    pub(crate) retry: Option<Retrying>,
+    pub(crate) retry: Option<RetryPolicy>,
 }
 
 impl Options for LockOptions {
@@ -114,7 +114,7 @@ impl DeclaredLock {
                 None => declared.opened().await?,
             };
             let guard = lock.acquire().await?;
-            Ok(Value::Held(Some(Held::Lock(Arc::new(guard), declared))))
+            Ok(Value::Grant(Some(Grant::Lock(Arc::new(guard), declared))))
         })
     }
 }
@@ -162,7 +162,7 @@ impl Lock {
     fn acquire(&self, within: Option<Seconds>) -> Pending {
         Pending::new(
             self.declared.acquire_within(given(within)),
-            Then::Return("Lock.acquire"),
+            Completion::Return("Lock.acquire"),
             Id::None,
         )
     }
@@ -172,7 +172,7 @@ impl Lock {
         let declared = self.declared.clone();
         self.declared.operation("Lock.try_acquire", |lock| async move {
             let guard = lock.try_acquire().await?;
-            Ok(Value::Held(guard.map(|guard| Held::Lock(Arc::new(guard), declared))))
+            Ok(Value::Grant(guard.map(|guard| Grant::Lock(Arc::new(guard), declared))))
         })
     }
 

@@ -41,13 +41,13 @@ const WARNING: u8 = 30;
 
 #[derive(Default)]
 struct Records {
-    state: Mutex<State>,
+    state: Mutex<LogQueue>,
     /// Notified when everything was handed over.
     done: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct LogQueue {
     queue: VecDeque<Entry>,
     dropped: usize,
     /// Whether a thread runs that hands them over.
@@ -84,7 +84,7 @@ impl Subscriber for Logger {
         if is_ending() {
             return;
         }
-        let mut text = Text::default();
+        let mut text = EventText::default();
         event.record(&mut text);
         let metadata = event.metadata();
         queue(Entry {
@@ -111,12 +111,12 @@ impl Subscriber for Logger {
 
 /// The message of an event, and its fields after it.
 #[derive(Default)]
-struct Text {
+struct EventText {
     message: String,
     fields: String,
 }
 
-impl Visit for Text {
+impl Visit for EventText {
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
         let _ = if field.name() == "message" {
             write!(self.message, "{value:?}")

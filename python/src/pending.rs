@@ -22,11 +22,11 @@ use pyo3::types::{PyAny, PyType};
 use crate::context::{Context, Exit};
 use crate::ending::{Inside, are_we_left_behind};
 use crate::failure::{Failure, INHERITED};
-use crate::guard::Held;
+use crate::guard::Grant;
 use crate::interpreter::{is_main_thread, running_loop};
 use crate::process::PerProcess;
 use crate::semaphore::DeclaredSemaphore;
-use crate::wake::{Parked, Waiter, lock, queue_of};
+use crate::wake::{ParkedThread, Waiter, lock, queue_of};
 
 /// How often a thread that waits looks for signals, such as Ctrl-C. Only the main thread receives them.
 const LOOK_FOR_SIGNALS: Duration = Duration::from_millis(50);
@@ -34,7 +34,7 @@ const LOOK_FOR_SIGNALS: Duration = Duration::from_millis(50);
 /// How long a task that the end of the interpreter has left behind sleeps at a time.
 const UNTIL_THE_END: Duration = Duration::from_millis(50);
 
-type Make = dyn FnOnce(Python<'_>) -> PyResult<Py<PyAny>> + Send;
+type MakeObject = dyn FnOnce(Python<'_>) -> PyResult<Py<PyAny>> + Send;
 
 /// What a future resolves to.
 pub(crate) enum Value {
@@ -43,9 +43,9 @@ pub(crate) enum Value {
     Position(Option<usize>),
     Text(&'static str),
     /// A permit, a lock or a lease; None if there was none.
-    Held(Option<Held>),
+    Grant(Option<Grant>),
     /// Made with the GIL held.
-    Made(Box<Make>),
+    Made(Box<MakeObject>),
 }
 
 impl Value {
@@ -57,11 +57,11 @@ impl Value {
 
     fn into_py(self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
         Ok(match self {
-            Self::None | Self::Position(None) | Self::Held(None) => None,
+            Self::None | Self::Position(None) | Self::Grant(None) => None,
             Self::Bool(value) => Some(value.into_pyobject(py)?.to_owned().into_any().unbind()),
             Self::Position(Some(value)) => Some(value.into_pyobject(py)?.into_any().unbind()),
             Self::Text(value) => Some(value.into_pyobject(py)?.into_any().unbind()),
-            Self::Held(Some(held)) => Some(held.into_py(py)?),
+            Self::Grant(Some(grant)) => Some(grant.into_py(py)?),
             Self::Made(make) => Some(make(py)?),
         })
     }
@@ -87,14 +87,14 @@ impl Work {
         match self {
             Self::Acquire(acquire, declared) => Pin::new(acquire)
                 .poll(cx)
-                .map(|permit| Ok(Value::Held(Some(Held::Permit(permit?, declared.clone()))))),
+                .map(|permit| Ok(Value::Grant(Some(Grant::Permit(permit?, declared.clone()))))),
             Self::Boxed(work) => work.as_mut().poll(cx),
         }
     }
 }
 
 /// What is done with the result.
-pub(crate) enum Then {
+pub(crate) enum Completion {
     /// It is returned. The name of the operation is for the warning that it was never awaited.
     Return(&'static str),
     /// A context keeps it until it is left.
@@ -103,10 +103,10 @@ pub(crate) enum Then {
     Exit(Exit),
 }
 
-struct State {
+struct Operation {
     /// None once it is done.
     work: Option<PerProcess<Work>>,
-    then: Option<Then>,
+    completion: Option<Completion>,
     /// Whether it was polled, that is, awaited or waited for.
     begun: bool,
     /// What wakes the task that awaits it.
@@ -118,7 +118,7 @@ struct State {
 /// Nothing is sent to the store before that. `asyncio.create_task` accepts it, as it accepts a coroutine. It can be awaited once.
 #[pyclass(frozen, weakref, module = "leasehold")]
 pub(crate) struct Pending {
-    state: Mutex<State>,
+    state: Mutex<Operation>,
     id: Id,
 }
 
@@ -136,9 +136,17 @@ enum Step {
 }
 
 impl Pending {
-    pub(crate) fn new(work: Work, then: Then, id: Id) -> Self {
+    pub(crate) fn new(work: Work, completion: Completion, id: Id) -> Self {
         let work = Some(PerProcess::new(work));
-        Self { state: Mutex::new(State { work, then: Some(then), begun: false, waiter: None }), id }
+        Self {
+            state: Mutex::new(Operation {
+                work,
+                completion: Some(completion),
+                begun: false,
+                waiter: None,
+            }),
+            id,
+        }
     }
 
     /// An operation whose result is returned.
@@ -146,7 +154,7 @@ impl Pending {
         name: &'static str,
         work: impl Future<Output = Outcome> + Send + 'static,
     ) -> Self {
-        Self::new(Work::boxed(work), Then::Return(name), Id::None)
+        Self::new(Work::boxed(work), Completion::Return(name), Id::None)
     }
 
     /// Polls once. No Python code runs in between, so no other thread can poll at the same time.
@@ -167,11 +175,11 @@ impl Pending {
 
     fn finish(&self, py: Python<'_>, outcome: Outcome) -> PyResult<Option<Py<PyAny>>> {
         let _inside = Inside::enter();
-        let then = lock(&self.state).then.take();
-        match then {
-            Some(Then::Enter(context)) => Context::entered(&context, py, outcome).map(Some),
-            Some(Then::Exit(exit)) => exit.finish(py, outcome),
-            Some(Then::Return(_)) | None => outcome?.into_py(py),
+        let completion = lock(&self.state).completion.take();
+        match completion {
+            Some(Completion::Enter(context)) => Context::entered(&context, py, outcome).map(Some),
+            Some(Completion::Exit(exit)) => exit.finish(py, outcome),
+            Some(Completion::Return(_)) | None => outcome?.into_py(py),
         }
     }
 
@@ -244,11 +252,12 @@ impl Pending {
     fn cancel(&self) {
         let mut state = lock(&self.state);
         state.begun = true;
-        let (work, then, waiter) = (state.work.take(), state.then.take(), state.waiter.take());
+        let (work, completion, waiter) =
+            (state.work.take(), state.completion.take(), state.waiter.take());
         drop(state);
         drop(waiter.and_then(|waiter| waiter.forget()));
         drop(work);
-        drop(then);
+        drop(completion);
     }
 
     /// Polls once, unless the end of the interpreter has left this thread behind.
@@ -272,7 +281,7 @@ impl Pending {
         if let Poll::Ready(outcome) = self.poll_in_thread(Waker::noop())? {
             return self.finish(py, outcome);
         }
-        let parked = Parked::new();
+        let parked = ParkedThread::new();
         let waker = parked.clone().into();
         let limit = is_main_thread(py)?.then_some(LOOK_FOR_SIGNALS);
         loop {
@@ -299,8 +308,8 @@ impl Drop for Pending {
     fn drop(&mut self) {
         let state = lock(&self.state);
         let (begun, ours) = (state.begun, state.work.as_ref().is_some_and(PerProcess::is_ours));
-        let name = match &state.then {
-            Some(Then::Return(name)) => Some(*name),
+        let name = match &state.completion {
+            Some(Completion::Return(name)) => Some(*name),
             _ => None,
         };
         drop(state);
@@ -413,9 +422,9 @@ impl Pending {
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         let Ok(state) = self.state.try_lock() else { return Ok(()) };
-        match &state.then {
-            Some(Then::Enter(context)) => visit.call(context),
-            Some(Then::Exit(_) | Then::Return(_)) | None => Ok(()),
+        match &state.completion {
+            Some(Completion::Enter(context)) => visit.call(context),
+            Some(Completion::Exit(_) | Completion::Return(_)) | None => Ok(()),
         }
     }
 

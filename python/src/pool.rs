@@ -10,8 +10,8 @@ use crate::client::Shared;
 use crate::context::{Context, Source};
 use crate::declared::{Declared, Options};
 use crate::failure::Failure;
-use crate::guard::Held;
-use crate::lock::{Retrying, retry};
+use crate::guard::Grant;
+use crate::lock::{RetryPolicy, retry};
 use crate::pending::{Pending, Value, Work};
 use crate::seconds::{Seconds, given};
 use crate::values;
@@ -22,7 +22,7 @@ pub(crate) struct PoolOptions {
     pub(crate) capacity: u32,
     pub(crate) lease: Option<Duration>,
     pub(crate) within: Option<Duration>,
-    pub(crate) retry: Option<Retrying>,
+    pub(crate) retry: Option<RetryPolicy>,
 }
 
 impl Options for PoolOptions {
@@ -56,7 +56,7 @@ impl DeclaredPool {
                 None => declared.opened().await?,
             };
             let lease = pool.lease(&instance).await?;
-            Ok(Value::Held(Some(Held::Lease(lease, declared))))
+            Ok(Value::Grant(Some(Grant::Lease(lease, declared))))
         })
     }
 }
@@ -153,7 +153,7 @@ impl Pool {
         let declared = self.declared.clone();
         self.declared.operation("Pool.try_lease", move |pool| async move {
             let lease = pool.try_lease(&instance_id).await?;
-            Ok(Value::Held(lease.map(|lease| Held::Lease(lease, declared))))
+            Ok(Value::Grant(lease.map(|lease| Grant::Lease(lease, declared))))
         })
     }
 

@@ -10,9 +10,9 @@ use crate::client::Shared;
 use crate::context::{Context, Source};
 use crate::declared::{Declared, Options};
 use crate::failure::Failure;
-use crate::guard::Held;
+use crate::guard::Grant;
 use crate::numbers::{Number, whole};
-use crate::pending::{Id, Pending, Then, Value, Work};
+use crate::pending::{Completion, Id, Pending, Value, Work};
 use crate::seconds::{Seconds, given};
 use crate::values;
 
@@ -85,11 +85,11 @@ impl DeclaredSemaphore {
             return Ok((Work::Acquire(acquire, self.clone()), Id::Known(id)));
         }
         let (declared, id) = (self.clone(), Arc::new(OnceLock::new()));
-        let known = id.clone();
+        let sent_id = id.clone();
         let work = Work::boxed(async move {
             let acquire = acquire(&declared.opened().await?);
-            let _ = known.set(acquire.id());
-            Ok(Value::Held(Some(Held::Permit(acquire.await?, declared))))
+            let _ = sent_id.set(acquire.id());
+            Ok(Value::Grant(Some(Grant::Permit(acquire.await?, declared))))
         });
         Ok((work, Id::Later(id)))
     }
@@ -166,7 +166,7 @@ impl Semaphore {
         #[pyo3(from_py_with = whole)] weight: u32,
     ) -> PyResult<Pending> {
         let (work, id) = self.declared.acquire(given(within), weight)?;
-        Ok(Pending::new(work, Then::Return("Semaphore.acquire"), id))
+        Ok(Pending::new(work, Completion::Return("Semaphore.acquire"), id))
     }
 
     /// Returns a permit if one is free and no acquire waits; otherwise None. `weight` is how many units the permit takes.
@@ -175,7 +175,7 @@ impl Semaphore {
         let declared = self.declared.clone();
         self.declared.operation("Semaphore.try_acquire", move |semaphore| async move {
             let permit = semaphore.try_acquire().weight(weight).await?;
-            Ok(Value::Held(permit.map(|permit| Held::Permit(permit, declared))))
+            Ok(Value::Grant(permit.map(|permit| Grant::Permit(permit, declared))))
         })
     }
 

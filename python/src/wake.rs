@@ -108,7 +108,7 @@ impl WakeUps {
             match item {
                 // A signal handler may raise here. The others must be resumed all the same: they are not woken again.
                 Item::Resume(waiter) => outcome = outcome.and(waiter.resume(py)),
-                Item::Loss(watch) => watch.look(py),
+                Item::Loss(watch) => watch.check_loss(py),
             }
         }
         outcome
@@ -154,11 +154,11 @@ fn known_queue(event_loop: &Bound<'_, PyAny>) -> PyResult<Arc<Queue>> {
             Ok::<_, PyErr>(loops.unbind())
         })?
         .bind(py);
-    let known = loops.call_method1(intern!(py, "get"), (event_loop,))?;
-    if !known.is_none()
-        && let Ok(known) = known.call0()?.cast::<WakeUps>()
+    let entry = loops.call_method1(intern!(py, "get"), (event_loop,))?;
+    if !entry.is_none()
+        && let Ok(entry) = entry.call0()?.cast::<WakeUps>()
     {
-        return Ok(known.get().queue.clone());
+        return Ok(entry.get().queue.clone());
     }
     let (writer, reader) = UnixStream::pair()?;
     writer.set_nonblocking(true)?;
@@ -230,12 +230,12 @@ impl Wake for Waiter {
 }
 
 /// Wakes a thread that is parked.
-pub(crate) struct Parked {
+pub(crate) struct ParkedThread {
     thread: Thread,
     woken: AtomicBool,
 }
 
-impl Parked {
+impl ParkedThread {
     pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self { thread: std::thread::current(), woken: AtomicBool::new(false) })
     }
@@ -246,7 +246,7 @@ impl Parked {
     }
 }
 
-impl Wake for Parked {
+impl Wake for ParkedThread {
     fn wake(self: Arc<Self>) {
         self.woken.store(true, Ordering::Release);
         self.thread.unpark();

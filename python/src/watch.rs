@@ -16,7 +16,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 
-use crate::guard::Held;
+use crate::guard::Grant;
 use crate::interpreter::{current_task, minor_version, running_loop, weak_reference};
 use crate::process::PerProcess;
 use crate::wake::{Queue, lock, queue_of};
@@ -53,7 +53,7 @@ pub(crate) struct Cancelled {
 
 impl Watch {
     /// None outside of a task: then there is nothing to cancel.
-    pub(crate) fn begin(py: Python<'_>, held: &Held) -> PyResult<Option<Arc<Self>>> {
+    pub(crate) fn begin(py: Python<'_>, grant: &Grant) -> PyResult<Option<Arc<Self>>> {
         let event_loop = running_loop(py)?;
         if event_loop.is_none() {
             return Ok(None);
@@ -68,7 +68,7 @@ impl Watch {
             None
         };
         let state = Watching {
-            lost: Some(PerProcess::new(held.lost())),
+            lost: Some(PerProcess::new(grant.lost())),
             task: Some(weak_reference(&task)?),
             cancelling,
             reason: None,
@@ -97,7 +97,7 @@ impl Watch {
     }
 
     /// On the loop's thread: cancels the task if it is lost.
-    pub(crate) fn look(self: &Arc<Self>, py: Python<'_>) {
+    pub(crate) fn check_loss(self: &Arc<Self>, py: Python<'_>) {
         self.queued.store(false, Ordering::Release);
         let Some(why) = self.poll() else { return };
         let mut state = lock(&self.state);

@@ -45,10 +45,10 @@ class Driver:
     async def pause(self) -> None:
         raise NotImplementedError
 
-    async def until(self, ask: Callable[[], Awaitable[bool]]) -> None:
+    async def until(self, condition: Callable[[], Awaitable[bool]]) -> None:
         """Waits until this is true."""
         deadline = time.monotonic() + PATIENCE
-        while not await ask():
+        while not await condition():
             assert time.monotonic() < deadline, "it did not happen in time"
             await self.pause()
 

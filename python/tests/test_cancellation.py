@@ -101,7 +101,7 @@ def test_a_wait_with_a_limit_that_is_cancelled(url: str) -> None:
 def block_until(client: leasehold.Client, name: str, held: int) -> None:
     """Blocks the event loop until the store has granted what was queued."""
 
-    def ask() -> None:
+    def wait_until_granted() -> None:
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             stats = client.stats([name]).wait()
@@ -114,7 +114,7 @@ def block_until(client: leasehold.Client, name: str, held: int) -> None:
 
     def run() -> None:
         try:
-            ask()
+            wait_until_granted()
         except BaseException as error:
             failed.append(error)
 
@@ -455,7 +455,7 @@ def test_while_the_store_is_being_opened(shared_url: str) -> None:
     asyncio.run(main())
 
 
-def test_a_loop_that_stands_still_while_it_opens_the_store(shared_url: str) -> None:
+def test_a_blocked_loop_while_it_opens_the_store(shared_url: str) -> None:
     """Another thread that needs the store drives the attempt."""
 
     async def main() -> None:

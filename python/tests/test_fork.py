@@ -26,9 +26,9 @@ import asyncio, gc, os, sys, threading, time, warnings
 warnings.simplefilter("ignore", DeprecationWarning)
 import leasehold
 
-def until(ask):
+def until(condition):
     deadline = time.monotonic() + 20
-    while not ask():
+    while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.002)
 
@@ -548,7 +548,7 @@ def app(environ, start_response):
     )
     client = leasehold.Client(redis_server.url)
 
-    def ask() -> str:
+    def fetch() -> str:
         with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
             connection.sendall(b"GET / HTTP/1.0\r\n\r\n")
             answer = b""
@@ -563,7 +563,7 @@ def app(environ, start_response):
         while len({answer.split()[0] for answer in answers}) < 3:
             assert time.monotonic() < deadline, answers
             try:
-                answers.add(ask())
+                answers.add(fetch())
             except OSError:
                 assert server.poll() is None, server.communicate()
                 time.sleep(0.02)

@@ -51,7 +51,7 @@ def test_a_body_is_cancelled_when_the_ttl_ends(client: leasehold.Client) -> None
 
 
 @pytest.mark.parametrize("way", ["release", "close", "lock", "lease"])
-def test_a_body_is_cancelled_when_it_is_lost_otherwise(client: leasehold.Client, way: str) -> None:
+def test_a_body_is_cancelled_by_every_kind_of_loss(client: leasehold.Client, way: str) -> None:
     async def main() -> None:
         context: leasehold.HeldContext[Any]
         if way == "lock":
@@ -217,7 +217,7 @@ def test_a_body_that_releases_what_it_has_lost(client: leasehold.Client, kind: s
     asyncio.run(main())
 
 
-def test_nested_blocks_are_told_apart(client: leasehold.Client) -> None:
+def test_a_loss_cancels_only_its_own_block(client: leasehold.Client) -> None:
     async def main() -> None:
         outer, inner = client.semaphore("outer", 1), client.semaphore("inner", 1)
         inside: asyncio.Future[leasehold.Permit] = asyncio.get_running_loop().create_future()
@@ -279,7 +279,7 @@ def test_a_loss_after_the_task_that_entered_has_ended(client: leasehold.Client) 
     asyncio.run(main())
 
 
-def test_what_its_holder_releases_is_not_lost(client: leasehold.Client) -> None:
+def test_a_release_by_the_holder_is_not_a_loss(client: leasehold.Client) -> None:
     async def main() -> None:
         api = client.semaphore("api", 2)
         async with api.permit() as permit:

@@ -230,9 +230,9 @@ def test_the_tree_of_exceptions() -> None:
         leasehold.Forked: RuntimeError,
         leasehold.Internal: Exception,
     }
-    for own, builtin in expected.items():
-        assert issubclass(own, leasehold.Error)
-        assert issubclass(own, builtin)
+    for exception, builtin in expected.items():
+        assert issubclass(exception, leasehold.Error)
+        assert issubclass(exception, builtin)
 
 
 def test_exceptions_can_be_sent_to_other_processes() -> None:
@@ -252,7 +252,7 @@ def test_exceptions_can_be_sent_to_other_processes() -> None:
     assert pickle.loads(pickle.dumps(stats)) == stats
 
 
-def test_what_is_never_awaited_warns() -> None:
+def test_an_operation_that_is_never_awaited_warns() -> None:
     client = leasehold.Client.memory()
     api = client.semaphore("api", 1)
     calls: list[tuple[Callable[[], object], str]] = [

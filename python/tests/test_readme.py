@@ -177,7 +177,7 @@ def test_celery(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         done = [result.get(timeout=PATIENCE) for result in results]
     assert {slot for slot, _, _ in done} == {1, 2}
     for slot in (1, 2):
-        turns = sorted((begun, ended) for own, begun, ended in done if own == slot)
+        turns = sorted((begun, ended) for number, begun, ended in done if number == slot)
         for (_, ended), (begun, _) in zip(turns, turns[1:]):
             assert ended <= begun, "two jobs had the same GPU at once"
     celery_app.client.close().wait()

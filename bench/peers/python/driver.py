@@ -111,8 +111,8 @@ class Driver:
 
         def work(task):
             try:
-                own = range(task % names, names, tasks)
-                locks = [self.peer(self.client, f"{prefix}-{n}", LEASE) for n in own]
+                numbers = range(task % names, names, tasks)
+                locks = [self.peer(self.client, f"{prefix}-{n}", LEASE) for n in numbers]
                 # Opens the connection that the thread needs.
                 if locks[0].acquire(LEASE):
                     locks[0].release()

@@ -122,7 +122,7 @@ class Driver:
             try:
                 await coroutine
             except Exception as error:
-                say(told(error))
+                say(describe(error))
 
         task = asyncio.create_task(run())
         self.tasks.add(task)
@@ -136,8 +136,8 @@ class Driver:
 
         async def work(task):
             held = self.peer.held
-            own = range(task % names, names, tasks)
-            semaphores = [self.peer.open(f"{prefix}-{n}", int(capacity), LEASE) for n in own]
+            numbers = range(task % names, names, tasks)
+            semaphores = [self.peer.open(f"{prefix}-{n}", int(capacity), LEASE) for n in numbers]
             # Opens the connections that the task needs.
             async with held(semaphores[0]):
                 pass
@@ -255,7 +255,7 @@ def say(text):
     sys.stdout.flush()
 
 
-def told(error):
+def describe(error):
     return f"error {type(error).__name__}: {' '.join(str(error).split())}"
 
 
@@ -268,7 +268,7 @@ async def main():
         peer = PEERS[sys.argv[1]](sys.argv[2])
         await peer.connect()
     except Exception as error:
-        say(told(error))
+        say(describe(error))
         return
     driver = Driver(peer)
     lines = asyncio.StreamReader()
@@ -281,7 +281,7 @@ async def main():
         try:
             answer = await getattr(driver, command)(*arguments)
         except Exception as error:
-            answer = told(error)
+            answer = describe(error)
         if answer:
             say(answer)
 

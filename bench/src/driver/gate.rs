@@ -37,8 +37,8 @@ pub(super) enum Gate {
     Evalsha(MultiplexedConnection, redis::Cmd),
 }
 
-/// Something that is held.
-pub(super) enum Held {
+/// A permit or lock of a contender.
+pub(super) enum Grant {
     Permit(Permit),
     Guard(LockGuard),
     Rslock(rslock::Lock),
@@ -73,11 +73,11 @@ impl Contact {
         lease: Duration,
         keep: bool,
     ) -> Result<Gate, String> {
-        let said = |why: leasehold::Error| why.to_string();
+        let text = |why: leasehold::Error| why.to_string();
         Ok(match self {
             Self::Semaphore(client) => {
                 let builder = client.semaphore(name, capacity).heartbeat_max_interval(lease);
-                Gate::Semaphore(builder.build().map_err(said)?)
+                Gate::Semaphore(builder.build().map_err(text)?)
             }
             Self::Lock(client) => {
                 // The default retry interval, but for longer.
@@ -86,7 +86,7 @@ impl Contact {
                 if keep {
                     builder = builder.auto_extend();
                 }
-                Gate::Lock(builder.build().map_err(said)?)
+                Gate::Lock(builder.build().map_err(text)?)
             }
             Self::Rslock(manager) => {
                 Gate::Rslock { manager: manager.clone(), key: name.to_owned(), lease }
@@ -109,11 +109,11 @@ async fn evalsha(url: &str) -> redis::RedisResult<(MultiplexedConnection, redis:
 
 impl Gate {
     /// Acquires it without contention.
-    pub(super) async fn take(&mut self) -> Result<Held, String> {
+    pub(super) async fn take(&mut self) -> Result<Grant, String> {
         match self {
             // A lock that is free needs none of the code for waiting.
             Self::Lock(lock) => match lock.try_acquire().await {
-                Ok(Some(guard)) => Ok(Held::Guard(guard)),
+                Ok(Some(guard)) => Ok(Grant::Guard(guard)),
                 Ok(None) => Err("an uncontended lock was not acquired".to_owned()),
                 Err(why) => Err(why.to_string()),
             },
@@ -125,10 +125,10 @@ impl Gate {
     }
 
     /// Waits for it. Returns `None` if it was not acquired within that time.
-    pub(super) async fn acquire(&mut self, within: Duration) -> Result<Option<Held>, String> {
+    pub(super) async fn acquire(&mut self, within: Duration) -> Result<Option<Grant>, String> {
         match self {
             Self::Semaphore(semaphore) => match semaphore.acquire().within(within).await {
-                Ok(permit) => Ok(Some(Held::Permit(permit))),
+                Ok(permit) => Ok(Some(Grant::Permit(permit))),
                 // The time may end before the store has answered once.
                 Err(
                     leasehold::Error::TimedOut { .. }
@@ -137,7 +137,7 @@ impl Gate {
                 Err(why) => Err(why.to_string()),
             },
             Self::Lock(lock) => match tokio::time::timeout(within, lock.acquire()).await {
-                Ok(Ok(guard)) => Ok(Some(Held::Guard(guard))),
+                Ok(Ok(guard)) => Ok(Some(Grant::Guard(guard))),
                 Ok(Err(leasehold::Error::TimedOut { .. })) | Err(_) => Ok(None),
                 Ok(Err(why)) => Err(why.to_string()),
             },
@@ -147,25 +147,25 @@ impl Gate {
                 let attempts = u32::try_from(attempts).unwrap_or(u32::MAX);
                 manager.set_retry(attempts, RSLOCK_DELAY);
                 match manager.lock(key.as_str(), *lease).await {
-                    Ok(lock) => Ok(Some(Held::Rslock(lock))),
+                    Ok(lock) => Ok(Some(Grant::Rslock(lock))),
                     Err(LockError::Unavailable) => Ok(None),
                     Err(why) => Err(why.to_string()),
                 }
             }
             Self::Tokio(semaphore) => {
                 let permit = semaphore.clone().acquire_owned().await;
-                permit.map(|permit| Some(Held::Tokio(permit))).map_err(|why| why.to_string())
+                permit.map(|permit| Some(Grant::Tokio(permit))).map_err(|why| why.to_string())
             }
-            Self::Idle => Ok(Some(Held::Nothing)),
+            Self::Idle => Ok(Some(Grant::Nothing)),
             Self::Evalsha(connection, call) => match connection.send_packed_command(call).await {
-                Ok(_) => Ok(Some(Held::Nothing)),
+                Ok(_) => Ok(Some(Grant::Nothing)),
                 Err(why) => Err(why.to_string()),
             },
         }
     }
 }
 
-impl Held {
+impl Grant {
     pub(super) async fn release(self) -> Result<(), String> {
         match self {
             Self::Permit(permit) => permit.release().await.map(drop).map_err(|why| why.to_string()),

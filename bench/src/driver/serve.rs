@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 
-use super::gate::{Contact, Gate, Held};
+use super::gate::{Contact, Gate, Grant};
 use crate::contender::{EXPORTED, NO_RECORDER};
 use crate::host;
 
@@ -80,7 +80,7 @@ struct Server {
     contact: Contact,
     contender: String,
     url: String,
-    held: Vec<Held>,
+    held: Vec<Grant>,
     /// When the first waiter acquired it.
     first: watch::Sender<u64>,
     /// Permission to release, and permission to ask again.
@@ -186,12 +186,12 @@ impl Server {
         let (stop, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
         let running: Vec<_> = (0..tasks)
             .map(|task| {
-                let mut own: Vec<_> =
+                let mut task_gates: Vec<_> =
                     gates.iter().skip(task % names).step_by(tasks).cloned().collect();
                 let (stop, done) = (stop.clone(), done.clone());
                 tokio::spawn(async move {
                     while !stop.load(Ordering::Relaxed) {
-                        for gate in &mut own {
+                        for gate in &mut task_gates {
                             gate.take().await?.release().await?;
                             done.fetch_add(1, Ordering::Relaxed);
                         }
@@ -223,29 +223,29 @@ impl Server {
             .map(|index| {
                 let mut gate = gate.clone();
                 tokio::spawn(async move {
-                    let mut told = Vec::new();
+                    let mut waits = Vec::new();
                     tokio::time::sleep(host::until(starts_at + index * step)).await;
                     loop {
-                        let asked = host::nanos();
-                        if asked >= ends_at {
-                            return Ok(told);
+                        let requested = host::nanos();
+                        if requested >= ends_at {
+                            return Ok(waits);
                         }
                         let Some(taken) = gate.acquire(host::until(ends_at)).await? else {
-                            told.push(format!("{index} {asked} 0 0"));
-                            return Ok(told);
+                            waits.push(format!("{index} {requested} 0 0"));
+                            return Ok(waits);
                         };
                         let granted = host::nanos();
                         if !hold.is_zero() {
                             tokio::time::sleep(hold).await;
                         }
-                        told.push(format!("{index} {asked} {granted} {}", host::nanos()));
+                        waits.push(format!("{index} {requested} {granted} {}", host::nanos()));
                         taken.release().await?;
                     }
                 })
             })
             .collect();
-        let told: Vec<_> = joined(running).await?.into_iter().flatten().collect();
-        Ok([vec![format!("ok {}", told.len())], told].concat().join("\n"))
+        let waits: Vec<_> = joined(running).await?.into_iter().flatten().collect();
+        Ok([vec![format!("ok {}", waits.len())], waits].concat().join("\n"))
     }
 
     fn ring(&self, name: &str, waiters: u64, starts_at: u64, step: u64) -> Result<(), String> {

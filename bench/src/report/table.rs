@@ -7,19 +7,19 @@ use comfy_table::{CellAlignment, Table, TableStyle};
 
 use super::{Better, Figure, Judged, Report, Verdict};
 use crate::contender::{is_limit, is_ours, label};
-use crate::sample::{Sample, digits, told};
+use crate::sample::{Sample, digits, formatted};
 use crate::scenario::SCENARIOS;
 
 impl Report {
     pub(crate) fn for_terminal(&self) -> String {
-        self.told(UTF8_BORDERS_ONLY, "")
+        self.render(UTF8_BORDERS_ONLY, "")
     }
 
     pub(crate) fn for_markdown(&self) -> String {
-        self.told(ASCII_MARKDOWN, "## ")
+        self.render(ASCII_MARKDOWN, "## ")
     }
 
-    fn told(&self, style: TableStyle, heading: &str) -> String {
+    fn render(&self, style: TableStyle, heading: &str) -> String {
         let mut text = String::new();
         for line in &self.about {
             // Writing to a string does not fail.
@@ -54,11 +54,11 @@ impl Report {
         for Judged { bar, measured, verdict } in self.bars() {
             let bound = if bar.at_most { "at most" } else { "at least" };
             let (value, spread) = measured.map_or(("–".to_owned(), "–"), |(value, spread)| {
-                (told(*value, bar.unit), spread.as_str())
+                (formatted(*value, bar.unit), spread.as_str())
             });
             table.add_row([
                 bar.what.to_owned(),
-                format!("{bound} {}", told(bar.limit, bar.unit)),
+                format!("{bound} {}", formatted(bar.limit, bar.unit)),
                 value,
                 spread.to_owned(),
                 match verdict {
@@ -106,7 +106,7 @@ fn figures_table(figures: &[&Figure], style: TableStyle) -> Table {
             table.add_row([
                 named.to_owned(),
                 label(&figure.contender),
-                told(figure.sample.median(), figure.unit),
+                formatted(figure.sample.median(), figure.unit),
                 range(&figure.sample, figure.unit),
                 ratio,
                 spread,
@@ -149,5 +149,5 @@ fn range(sample: &Sample, unit: &str) -> String {
     if sample.0.len() < 2 {
         return String::new();
     }
-    format!("{} – {}", told(sample.min(), unit), told(sample.max(), unit))
+    format!("{} – {}", formatted(sample.min(), unit), formatted(sample.max(), unit))
 }

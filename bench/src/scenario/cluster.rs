@@ -6,7 +6,7 @@
 use testkit::redis_cluster::RedisCluster;
 
 use super::handoff::ring;
-use super::pairs::ask;
+use super::pairs::pair_rate;
 use super::{NANOS, RATE};
 use crate::bench::Bench;
 use crate::contender::SEMAPHORE;
@@ -41,7 +41,7 @@ fn pairs(bench: &mut Bench, cluster: &str) -> Result<(), String> {
         bench.step(what);
         for _ in 0..bench.repetitions() {
             for (place, driver) in &mut drivers {
-                let rate = ask(driver, bench, tasks, names, 256)?;
+                let rate = pair_rate(driver, bench, tasks, names, 256)?;
                 bench.add(what, place, RATE, rate);
             }
         }

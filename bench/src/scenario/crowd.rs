@@ -40,7 +40,7 @@ fn measure(bench: &mut Bench) -> Result<(), String> {
         (0..PROCESSES).map(|_| Driver::start(&SEMAPHORE, &url)).collect();
     let mut crowd = started?;
     for driver in &mut crowd {
-        driver.tell(&format!("crowd {name} {} {LEASE_MS}", CLIENTS / PROCESSES))?;
+        driver.send(&format!("crowd {name} {} {LEASE_MS}", CLIENTS / PROCESSES))?;
     }
     for driver in &mut crowd {
         driver.answer(PATIENCE)?;

@@ -72,15 +72,15 @@ fn outage(
     name: &str,
     kill: impl FnOnce() -> (Instant, std::thread::JoinHandle<Duration>),
 ) -> Result<(Duration, Duration), String> {
-    let said = |why: leasehold::Error| why.to_string();
+    let text = |why: leasehold::Error| why.to_string();
     bench.runtime.block_on(async {
-        let client = Client::redis(url).await.map_err(said)?;
-        let semaphore = client.semaphore(name, 1).build().map_err(said)?;
+        let client = Client::redis(url).await.map_err(text)?;
+        let semaphore = client.semaphore(name, 1).build().map_err(text)?;
         for _ in 0..100 {
-            semaphore.acquire().await.map_err(said)?.release().await.map_err(said)?;
+            semaphore.acquire().await.map_err(text)?.release().await.map_err(text)?;
         }
         let (killed, agreed) = kill();
-        let permit = semaphore.acquire().within(WITHIN).await.map_err(said)?;
+        let permit = semaphore.acquire().within(WITHIN).await.map_err(text)?;
         let granted = killed.elapsed();
         drop(permit);
         let agreed = tokio::task::spawn_blocking(move || agreed.join()).await;

@@ -44,35 +44,35 @@ fn measure(bench: &mut Bench, contender: &'static Contender, waiters: u64) -> Re
         starts[0].1 + u64::try_from((contention::SETTLE + window).as_nanos()).expect("short");
     for (side, starts_at, step) in starts {
         let many = if side == 0 { waiters - waiters / 2 } else { waiters / 2 };
-        sides[side].tell(&format!("contend {name} {many} {starts_at} {step} 0 {ends_at}"))?;
+        sides[side].send(&format!("contend {name} {many} {starts_at} {step} 0 {ends_at}"))?;
     }
     let mut waits = Vec::new();
     for (side, driver) in (0_u64..).zip(&mut sides) {
-        let mut told = driver.waits(window * 2 + Duration::from_secs(15))?;
-        for wait in &mut told {
+        let mut side_waits = driver.waits(window * 2 + Duration::from_secs(15))?;
+        for wait in &mut side_waits {
             wait.waiter = wait.waiter * 2 + side;
         }
-        waits.extend(told);
+        waits.extend(side_waits);
     }
     let begins_at = ends_at - u64::try_from(window.as_nanos()).expect("short");
-    let told = Told::of(&mut waits, begins_at, ends_at);
-    if told.grants < 1.0 {
+    let totals = Totals::of(&mut waits, begins_at, ends_at);
+    if totals.grants < 1.0 {
         return Err("granted nothing".to_owned());
     }
     let named = |measure: &str| format!("{waiters} waiters, {measure}");
     let (who, seconds) = (contender.name, window.as_secs_f64());
-    bench.add(&named("grants"), who, RATE, told.grants / seconds);
-    bench.add(&named("grants to another than before"), who, RATE, told.handed_over / seconds);
-    bench.add(&named("median wait"), who, NANOS, told.waited.median());
-    bench.add(&named("longest wait"), who, NANOS, told.waited.max());
-    bench.add(&named("passed over at a grant"), who, FEWER, told.passed_over);
-    let served = told.served / count(waiters) * 100.0;
+    bench.add(&named("grants"), who, RATE, totals.grants / seconds);
+    bench.add(&named("grants to another than before"), who, RATE, totals.handed_over / seconds);
+    bench.add(&named("median wait"), who, NANOS, totals.waited.median());
+    bench.add(&named("longest wait"), who, NANOS, totals.waited.max());
+    bench.add(&named("passed over at a grant"), who, FEWER, totals.passed_over);
+    let served = totals.served / count(waiters) * 100.0;
     bench.add(&named("were served at all"), who, ("%", Better::More), served);
     Ok(())
 }
 
 /// What happened within the window.
-struct Told {
+struct Totals {
     grants: f64,
     /// Grants that did not go to the waiter that had just released.
     handed_over: f64,
@@ -83,15 +83,16 @@ struct Told {
     served: f64,
 }
 
-impl Told {
+impl Totals {
     /// A waiter that still waits at the end counts with the time that it has waited by then. Otherwise the unluckiest
     /// waiters would not be counted at all.
     fn of(waits: &mut Vec<Wait>, begins_at: u64, ends_at: u64) -> Self {
         let granted = |wait: &Wait| wait.granted.unwrap_or(u64::MAX);
-        waits.retain(|wait| granted(wait) >= begins_at && wait.asked < ends_at);
+        waits.retain(|wait| granted(wait) >= begins_at && wait.requested < ends_at);
         waits.sort_by_key(granted);
-        let waited =
-            waits.iter().map(|wait| contention::between(wait.asked, granted(wait).min(ends_at)));
+        let waited = waits
+            .iter()
+            .map(|wait| contention::between(wait.requested, granted(wait).min(ends_at)));
         let waited = Sample(waited.collect());
         let passed_over = passed_over(waits);
         waits.retain(|wait| granted(wait) < ends_at);
@@ -111,21 +112,21 @@ impl Told {
 /// Returns how often a waiter was granted the permit although another had asked earlier and still waited. The waits are
 /// in the order of their grants.
 fn passed_over(waits: &[Wait]) -> u64 {
-    let mut asked: Vec<_> = waits.iter().map(|wait| wait.asked).collect();
-    asked.sort_unstable();
+    let mut requested: Vec<_> = waits.iter().map(|wait| wait.requested).collect();
+    requested.sort_unstable();
     // Going back from the last grant, a Fenwick tree counts how many of those granted later had asked before a moment.
-    let mut later = vec![0_u64; asked.len() + 1];
+    let mut later = vec![0_u64; requested.len() + 1];
     let mut passed = 0;
     for wait in waits.iter().rev() {
-        let mut earlier = asked.partition_point(|at| *at + LATER < wait.asked);
+        let mut earlier = requested.partition_point(|at| *at + LATER < wait.requested);
         while wait.granted.is_some() && earlier > 0 {
             passed += later[earlier];
             earlier &= earlier - 1;
         }
-        let mut own = asked.partition_point(|at| *at < wait.asked) + 1;
-        while own < later.len() {
-            later[own] += 1;
-            own += own & own.wrapping_neg();
+        let mut node = requested.partition_point(|at| *at < wait.requested) + 1;
+        while node < later.len() {
+            later[node] += 1;
+            node += node & node.wrapping_neg();
         }
     }
     passed
@@ -136,21 +137,21 @@ mod tests {
     use super::*;
 
     fn waits(all: &[(u64, Option<u64>)]) -> Vec<Wait> {
-        let wait = |(waiter, (asked, granted)): (u64, &(u64, Option<u64>))| Wait {
+        let wait = |(waiter, (requested, granted)): (u64, &(u64, Option<u64>))| Wait {
             waiter,
-            asked: asked * LATER * 2,
+            requested: requested * LATER * 2,
             granted: granted.map(|at| at * LATER * 2),
         };
         (0..).zip(all).map(wait).collect()
     }
 
     #[test]
-    fn in_turn_nobody_is_passed_over() {
+    fn in_arrival_order_no_waiter_is_passed_over() {
         assert_eq!(passed_over(&waits(&[(1, Some(4)), (2, Some(5)), (3, Some(6))])), 0);
     }
 
     #[test]
-    fn everyone_who_asked_earlier_and_still_waits_counts() {
+    fn all_earlier_requests_that_still_wait_count() {
         // The last one is served first, and passes over two. Then the second is served before the first, which makes
         // one more.
         assert_eq!(passed_over(&waits(&[(3, Some(4)), (2, Some(5)), (1, Some(6))])), 3);

@@ -75,7 +75,7 @@ pub(super) fn run(bench: &mut Bench) {
                 continue;
             }
             for member in &mut members {
-                let Some((rate, nanos)) = member.ask(bench, fleet) else { continue };
+                let Some((rate, nanos)) = member.measure(bench, fleet) else { continue };
                 bench.add(&fleet.pairs(), member.contender.name, RATE, rate);
                 bench.add(&fleet.server_time(), member.contender.name, NANOS, nanos);
             }
@@ -110,14 +110,14 @@ impl Member {
         }
         for driver in &mut self.drivers {
             let Some(request) = self.contender.warm_up(&bench.name()) else { return Ok(()) };
-            driver.tell(&request)?;
+            driver.send(&request)?;
         }
         self.drivers.iter_mut().try_for_each(|driver| driver.answer(WARM_UP).map(drop))
     }
 
     /// Returns the pairs per second of all clients together, and the server's time for one pair in nanoseconds. `None`
     /// if the contender does not take part.
-    fn ask(&mut self, bench: &mut Bench, fleet: Fleet) -> Option<(f64, f64)> {
+    fn measure(&mut self, bench: &mut Bench, fleet: Fleet) -> Option<(f64, f64)> {
         if self.failed || !fleet.suits(self.contender) {
             return None;
         }
@@ -138,7 +138,7 @@ impl Member {
                 Fleet::OneName(_) => name.clone(),
                 Fleet::NameEach(_) => format!("{name}-{index}"),
             };
-            driver.tell(&format!("pairs {name} 1 1 {CAPACITY} {}", window.as_millis()))?;
+            driver.send(&format!("pairs {name} 1 1 {CAPACITY} {}", window.as_millis()))?;
         }
         let (mut rate, mut all) = (0.0, 0.0);
         for driver in drivers {

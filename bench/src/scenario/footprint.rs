@@ -43,15 +43,15 @@ pub(super) fn each(
     let mut others = Driver::start(contender, &bench.url)?;
     let mut holder = None;
     if contender.is_on_redis() {
-        holder.insert(Driver::start(contender, &bench.url)?).ask(&hold, PATIENCE)?;
+        holder.insert(Driver::start(contender, &bench.url)?).call(&hold, PATIENCE)?;
     } else {
-        others.ask(&hold, PATIENCE)?;
+        others.call(&hold, PATIENCE)?;
     }
     // One waiter first, so that the memory that every process needs once does not count.
-    others.ask(&format!("wait {name} 1 10000 {patience}"), PATIENCE)?;
+    others.call(&format!("wait {name} 1 10000 {patience}"), PATIENCE)?;
     std::thread::sleep(contention::SETTLE);
     let before = others.resident()?;
-    others.ask(&format!("wait {name} {waiters} 10000 {patience}"), PATIENCE)?;
+    others.call(&format!("wait {name} {waiters} 10000 {patience}"), PATIENCE)?;
     std::thread::sleep(contention::SETTLE * 2);
     let after = others.resident()?;
     drop(holder);

@@ -107,7 +107,7 @@ pub(super) fn ring(
     // One more than wait, because one of them always holds.
     for (side, starts_at, step) in contention::staggered(waiters) {
         let many = if side == 0 { waiters / 2 + 1 } else { waiters - waiters / 2 };
-        sides[side].tell(&format!("ring {name} {many} {starts_at} {step}"))?;
+        sides[side].send(&format!("ring {name} {many} {starts_at} {step}"))?;
     }
     let mut holder = next(&mut sides, "granted")?.0;
     std::thread::sleep(contention::SETTLE);
@@ -115,7 +115,7 @@ pub(super) fn ring(
     let until = Instant::now() + if bench.quick { bench.window() * 2 } else { bench.window() * 3 };
     loop {
         pings.0.push(bench.runtime.block_on(ping(connection)));
-        sides[holder].tell("release")?;
+        sides[holder].send("release")?;
         let (mut released, mut granted) = (None, None);
         while released.is_none() || granted.is_none() {
             let (side, word, at) = next_of(&mut sides)?;
@@ -134,7 +134,7 @@ pub(super) fn ring(
         if Instant::now() > until && (!delays.is_empty() || until.elapsed() > PATIENCE) {
             break;
         }
-        sides[holder].tell("rejoin")?;
+        sides[holder].send("rejoin")?;
         holder = side;
         std::thread::sleep(HOLD);
     }

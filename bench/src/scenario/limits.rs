@@ -35,7 +35,7 @@ pub(super) fn run(bench: &mut Bench) {
                 Ok(rate) => bench.add(&what, "redis-benchmark", RATE, rate),
                 Err(why) => bench.trouble("redis-benchmark", why),
             }
-            pairs::ask(driver, bench, tasks, 1, 1)
+            pairs::pair_rate(driver, bench, tasks, 1, 1)
         });
     }
 }

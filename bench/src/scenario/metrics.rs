@@ -1,7 +1,7 @@
 //! The cost of the feature `metrics`: pairs without it, with it but without a recorder, and with an exporter.
 
 use super::RATE;
-use super::pairs::ask;
+use super::pairs::pair_rate;
 use crate::bench::Bench;
 use crate::contender::{
     Contender, MEMORY, MEMORY_EXPORTED, MEMORY_METERED, SEMAPHORE, SEMAPHORE_EXPORTED,
@@ -21,7 +21,7 @@ pub(super) fn run(bench: &mut Bench) {
 /// Measures all three, and reports those with the feature as a share of the one without, round by round.
 fn compare(bench: &mut Bench, what: &str, contenders: [&'static Contender; 3], tasks: usize) {
     let mut set = ContenderSet::new(&contenders);
-    set.measure(bench, what, RATE, |driver, bench| ask(driver, bench, tasks, 1, 256));
+    set.measure(bench, what, RATE, |driver, bench| pair_rate(driver, bench, tasks, 1, 256));
     let [without, with @ ..] = contenders;
     for contender in with {
         let share = bench.sample(what, contender.name).over(&bench.sample(what, without.name));

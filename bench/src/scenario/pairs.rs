@@ -27,7 +27,9 @@ pub(super) fn semaphores(bench: &mut Bench) {
         if bench.quick && tasks == 50 {
             continue;
         }
-        set.measure(bench, what, RATE, |driver, bench| ask(driver, bench, tasks, names, capacity));
+        set.measure(bench, what, RATE, |driver, bench| {
+            pair_rate(driver, bench, tasks, names, capacity)
+        });
     }
     for (bar, what, other) in [
         ("pairs/1/peer", "1 task, 1 name", &REDIS_SEMAPHORE),
@@ -57,14 +59,14 @@ pub(super) fn locks(bench: &mut Bench) {
             continue;
         }
         let what = if tasks == 1 { "1 task".to_owned() } else { format!("{tasks} tasks") };
-        set.measure(bench, &what, RATE, |driver, bench| ask(driver, bench, tasks, tasks, 1));
+        set.measure(bench, &what, RATE, |driver, bench| pair_rate(driver, bench, tasks, tasks, 1));
     }
     bench.judge_ratio("locks/200", "200 tasks", LOCK.name, EVALSHA.name);
     bench.judge_ratio("locks/200/peer", "200 tasks", LOCK.name, RSLOCK.name);
 }
 
 /// Returns the pairs per second of one contender.
-pub(super) fn ask(
+pub(super) fn pair_rate(
     driver: &mut Driver,
     bench: &mut Bench,
     tasks: usize,
@@ -72,11 +74,11 @@ pub(super) fn ask(
     capacity: usize,
 ) -> Result<f64, String> {
     let window = bench.window();
-    ask_during(driver, bench, (tasks, names, capacity), window)
+    pair_rate_during(driver, bench, (tasks, names, capacity), window)
 }
 
 /// The same in a window of another length, for tasks, names and the capacity in this order.
-pub(super) fn ask_during(
+pub(super) fn pair_rate_during(
     driver: &mut Driver,
     bench: &mut Bench,
     (tasks, names, capacity): (usize, usize, usize),
@@ -85,7 +87,7 @@ pub(super) fn ask_during(
     let name = bench.name();
     let request = format!("pairs {name} {tasks} {names} {capacity} {}", window.as_millis());
     // A slow contender may take a while to finish its last round.
-    match driver.ask(&request, window * 2 + Duration::from_secs(15))?[..] {
+    match driver.call(&request, window * 2 + Duration::from_secs(15))?[..] {
         [pairs, nanos, _] if pairs > 0 => Ok(count(pairs) / count(nanos) * 1e9),
         [0, ..] => Err("completed no pair within the window".to_owned()),
         ref other => Err(format!("answered {other:?}")),

@@ -5,7 +5,7 @@
 
 use super::footprint::each;
 use super::handoff::{note_few, ring};
-use super::pairs::{ask, ask_during};
+use super::pairs::{pair_rate, pair_rate_during};
 use super::{BYTES, NANOS, RATE};
 use crate::bench::Bench;
 use crate::contender::{
@@ -38,7 +38,7 @@ pub(super) fn run(bench: &mut Bench) {
 fn memory(bench: &mut Bench) {
     let what = "in memory, 1 task: uncontended pairs";
     let mut set = ContenderSet::new(&[&FOR_PYTHON_MEMORY, &ASYNCIO, &ADVANCED_MEMORY]);
-    set.measure(bench, what, RATE, |driver, bench| ask(driver, bench, 1, 1, CAPACITY));
+    set.measure(bench, what, RATE, |driver, bench| pair_rate(driver, bench, 1, 1, CAPACITY));
     bench.judge_ratio("python/memory/pair", what, ASYNCIO.name, FOR_PYTHON_MEMORY.name);
 }
 
@@ -49,14 +49,14 @@ fn pairs(bench: &mut Bench) {
     {
         let window = bench.window() * longer(tasks);
         locks.measure(bench, what, RATE, |driver, bench| {
-            ask_during(driver, bench, (tasks, tasks, 1), window)
+            pair_rate_during(driver, bench, (tasks, tasks, 1), window)
         });
     }
     let mut semaphores = ContenderSet::new(&[&FOR_PYTHON, &ADVANCED_SEMAPHORES]);
     for (what, tasks) in [("50 tasks, one name", 50), ("200 tasks, one name", 200)] {
         let window = bench.window() * longer(tasks);
         semaphores.measure(bench, what, RATE, |driver, bench| {
-            ask_during(driver, bench, (tasks, 1, CAPACITY), window)
+            pair_rate_during(driver, bench, (tasks, 1, CAPACITY), window)
         });
     }
     for (bar, what) in [

@@ -31,13 +31,13 @@ pub(super) fn run(bench: &mut Bench) {
 fn measure(bench: &mut Bench) -> Result<(), String> {
     let (name, url) = (bench.name(), bench.url.clone());
     let lasting = Duration::from_secs(if bench.quick { 3 } else { 10 });
-    let said = |why: leasehold::Error| why.to_string();
+    let text = |why: leasehold::Error| why.to_string();
     let (client, semaphore) = bench.runtime.block_on(async {
-        let client = Client::redis(&url).await.map_err(said)?;
+        let client = Client::redis(&url).await.map_err(text)?;
         let capacity = u32::try_from(WAITERS).unwrap_or(u32::MAX);
         let semaphore = client.semaphore(&name, capacity);
         let semaphore = semaphore.rate(MOST, Duration::from_secs(1)).burst(BURST);
-        Ok::<_, String>((client.clone(), semaphore.build().map_err(said)?))
+        Ok::<_, String>((client.clone(), semaphore.build().map_err(text)?))
     })?;
     let started = Arc::new(AtomicU64::new(0));
     let tasks: Vec<_> = (0..WAITERS)
@@ -59,14 +59,14 @@ fn measure(bench: &mut Bench) -> Result<(), String> {
     let seconds = before.0.elapsed().as_secs_f64();
     let spent = ServerTime::now(bench)?.since(&before.2);
     tasks.iter().for_each(tokio::task::JoinHandle::abort);
-    bench.runtime.block_on(client.close()).map_err(said)?;
+    bench.runtime.block_on(client.close()).map_err(text)?;
     #[allow(clippy::cast_precision_loss)] // some thousands
     let (starts, wanted) = (starts as f64, STARTS as f64);
-    let (kept, requests) = (starts / seconds / wanted, spent.scripts() / starts);
+    let (share, requests) = (starts / seconds / wanted, spent.scripts() / starts);
     let who = SEMAPHORE.name;
-    bench.add("starts, of 1,000/s", who, ("×", Better::More), kept);
+    bench.add("starts, of 1,000/s", who, ("×", Better::More), share);
     bench.add("requests for a start", who, ("", Better::Less), requests);
-    bench.report.judge("rate/kept", &Sample(vec![kept]));
+    bench.report.judge("rate/kept", &Sample(vec![share]));
     bench.report.judge("rate/requests", &Sample(vec![requests]));
     Ok(())
 }

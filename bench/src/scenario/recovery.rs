@@ -52,11 +52,11 @@ fn recover(
     let mut holder = Driver::start(contender, url)?;
     let mut other = Driver::start(contender, url)?;
     let lease = LEASE.as_millis();
-    holder.ask(&format!("hold {name} {lease}"), PATIENCE)?;
-    other.ask(&format!("wait {name} 1 {lease} {}", PATIENCE.as_millis()), PATIENCE)?;
+    holder.call(&format!("hold {name} {lease}"), PATIENCE)?;
+    other.call(&format!("wait {name} 1 {lease} {}", PATIENCE.as_millis()), PATIENCE)?;
     thread::sleep(into);
     let killed = holder.kill();
-    let granted = other.ask("granted", PATIENCE)?.first().copied().unwrap_or(0);
+    let granted = other.call("granted", PATIENCE)?.first().copied().unwrap_or(0);
     if granted < killed {
         return Err("another waiter was granted the permit while the holder was alive".to_owned());
     }

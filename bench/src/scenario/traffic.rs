@@ -66,10 +66,10 @@ impl<'a> Counter<'a> {
     }
 
     fn now(&self) -> Result<Counts, String> {
-        let said = |why: redis::RedisError| why.to_string();
-        let client = redis::Client::open(self.bench.url.as_str()).map_err(said)?;
-        let mut connection = client.get_connection().map_err(said)?;
-        let info: String = redis::cmd("INFO").query(&mut connection).map_err(said)?;
+        let text = |why: redis::RedisError| why.to_string();
+        let client = redis::Client::open(self.bench.url.as_str()).map_err(text)?;
+        let mut connection = client.get_connection().map_err(text)?;
+        let info: String = redis::cmd("INFO").query(&mut connection).map_err(text)?;
         let field = |name: &str| {
             let value = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
             value.and_then(|value| value.trim().parse().ok()).unwrap_or(0)
@@ -93,9 +93,9 @@ fn waiting(bench: &mut Bench, contender: &'static Contender) -> Result<(), Strin
     let (name, patience) = (bench.name(), Duration::from_secs(5));
     let counter = Counter::new(bench);
     let [mut holder, mut others] = contention::two(contender, &counter.url())?;
-    holder.ask(&format!("hold {name} 10000"), patience)?;
+    holder.call(&format!("hold {name} 10000"), patience)?;
     let alone = counter.now()?;
-    others.ask(&format!("wait {name} {WAITERS} 10000 9000"), patience)?;
+    others.call(&format!("wait {name} {WAITERS} 10000 9000"), patience)?;
     std::thread::sleep(contention::SETTLE);
     let (begun, before) = (std::time::Instant::now(), counter.now()?);
     std::thread::sleep(bench.window() * 3);
@@ -123,14 +123,14 @@ fn granting(bench: &mut Bench, contender: &'static Contender) -> Result<(), Stri
     let counter = Counter::new(bench);
     let mut driver = Driver::start(contender, &counter.url())?;
     // A few pairs first, so that it is connected and its scripts are loaded.
-    driver.ask(&format!("repeat {name} 10"), patience)?;
+    driver.call(&format!("repeat {name} 10"), patience)?;
     let before = counter.now()?;
-    driver.ask(&format!("repeat {name} {PAIRS}"), patience)?;
+    driver.call(&format!("repeat {name} {PAIRS}"), patience)?;
     let after = counter.now()?;
     let starts_at = crate::host::nanos() + 10_000_000;
     let ends_at = starts_at + u64::try_from((bench.window() * 2).as_nanos()).expect("short");
     let step = 1_000_000;
-    driver.tell(&format!("contend {wanted} {WAITERS} {starts_at} {step} 2000000 {ends_at}"))?;
+    driver.send(&format!("contend {wanted} {WAITERS} {starts_at} {step} 2000000 {ends_at}"))?;
     let waits = driver.waits(patience)?;
     let then = counter.now()?;
     drop(driver);

@@ -61,8 +61,9 @@ fn binary() -> Result<PathBuf, Box<dyn std::error::Error>> {
     if let Some(path) = std::env::var_os("LEASEHOLD_BINARY") {
         return Ok(path.into());
     }
-    let own = std::env::current_exe()?;
-    let target = own.parent().and_then(|examples| examples.parent()).ok_or("no target folder")?;
+    let program = std::env::current_exe()?;
+    let target =
+        program.parent().and_then(|examples| examples.parent()).ok_or("no target folder")?;
     Ok(target.join("leasehold"))
 }
 
@@ -149,7 +150,7 @@ fn without_host(cells: &[&vt100::Cell]) -> Vec<String> {
     }
     for at in 0..texts.len() {
         // The name of the host may be cut off.
-        let same = texts[at..].iter().zip(&host).take_while(|(text, own)| text == own).count();
+        let same = texts[at..].iter().zip(&host).take_while(|(text, cell)| text == cell).count();
         if same >= 5.min(host.len()) {
             let cut = usize::from(same < host.len());
             for (place, text) in texts[at..].iter_mut().take(same + cut).enumerate() {
@@ -160,13 +161,13 @@ fn without_host(cells: &[&vt100::Cell]) -> Vec<String> {
     texts
 }
 
-type Look = (vt100::Color, bool, bool);
+type CellStyle = (vt100::Color, bool, bool);
 
-fn look(cell: &vt100::Cell) -> Look {
+fn look(cell: &vt100::Cell) -> CellStyle {
     (cell.fgcolor(), cell.bold(), cell.inverse())
 }
 
-fn draw_run(svg: &mut String, row: u16, from: usize, texts: &[String], look: Look) {
+fn draw_run(svg: &mut String, row: u16, from: usize, texts: &[String], look: CellStyle) {
     let (colour, bold, inverse) = look;
     #[allow(clippy::cast_precision_loss)]
     let (x, columns) = (from as f32 * CELL.0 + MARGIN, texts.len() as f32 * CELL.0);

@@ -153,8 +153,8 @@ mod tests {
         let [files, all, processes] = [Errno::MFILE, Errno::NFILE, Errno::AGAIN]
             .map(|errno| std::io::Error::from_raw_os_error(errno.raw_os_error()));
         let limit = getrlimit(Resource::Nofile).current.unwrap();
-        let said = with_limit(format!("opening /x ({files})"));
-        assert!(said.ends_with(&format!(": the limit is {limit}; raise it with `ulimit -n`")));
+        let advised = with_limit(format!("opening /x ({files})"));
+        assert!(advised.ends_with(&format!(": the limit is {limit}; raise it with `ulimit -n`")));
         assert!(with_limit(format!("opening /x ({all})")).contains("fs.file-max"));
         let advised = limit_reached(&format!("the thread could not be started: {processes}"));
         assert!(advised.unwrap().contains("the limit of processes and threads"));

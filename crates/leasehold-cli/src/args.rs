@@ -132,19 +132,19 @@ pub(crate) struct WaitArgs {
 
 /// How long to wait for a permit or a lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Patience {
+pub(crate) enum WaitLimit {
     None,
     Within(Duration),
     Endless,
 }
 
 impl WaitArgs {
-    pub(crate) fn patience(&self) -> Patience {
+    pub(crate) fn wait_limit(&self) -> WaitLimit {
         match self.wait {
-            _ if self.no_wait => Patience::None,
-            Some(Duration::ZERO) => Patience::None,
-            Some(limit) => Patience::Within(limit),
-            None => Patience::Endless,
+            _ if self.no_wait => WaitLimit::None,
+            Some(Duration::ZERO) => WaitLimit::None,
+            Some(limit) => WaitLimit::Within(limit),
+            None => WaitLimit::Endless,
         }
     }
 }
@@ -446,17 +446,17 @@ fn refusal(error: &clap::Error) -> Failure {
         _ => {
             let text = without_secrets(error.render().to_string());
             let paragraphs = text.trim_start_matches("error: ").split("\n\n");
-            let mut said: Vec<_> = paragraphs
+            let mut sentences: Vec<_> = paragraphs
                 .take_while(|part| !part.starts_with("Usage:") && !part.starts_with("For more"))
                 // Clap's tip is wrong here: what follows `--` is the child.
                 .filter(|part| !part.trim_start().starts_with("tip: to pass"))
                 .map(|part| part.split_whitespace().collect::<Vec<_>>().join(" "))
                 .collect();
             if error.kind() == ErrorKind::UnknownArgument && takes_a_child() {
-                said.push("put `--` before the command to run".to_owned());
+                sentences.push("put `--` before the command to run".to_owned());
             }
             let help = format!("; see `leasehold{} --help`", subcommand());
-            Failure::usage(said.join("; ") + &help)
+            Failure::usage(sentences.join("; ") + &help)
         }
     }
 }
@@ -484,9 +484,9 @@ fn takes_a_child() -> bool {
 
 /// The name of the subcommand with a blank before it; empty if it is unknown.
 fn subcommand() -> String {
-    let asked = words().next().unwrap_or_default();
-    let known = Arguments::command().find_subcommand(&asked).is_some();
-    if known { format!(" {asked}") } else { String::new() }
+    let name = words().next().unwrap_or_default();
+    let exists = Arguments::command().find_subcommand(&name).is_some();
+    if exists { format!(" {name}") } else { String::new() }
 }
 
 #[cfg(test)]

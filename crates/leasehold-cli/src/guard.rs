@@ -53,12 +53,12 @@ mod timer;
 pub(crate) mod wire;
 
 use cleanup::{Cleanup, LeaseRef};
-use handover::First;
+use handover::EarlyMessage;
 pub(crate) use handover::Start;
-use launcher::{Launcher, Started};
+use launcher::{ForkedLauncher, Launcher};
 use mailbox::{Incoming, Outgoing};
 use timer::Timer;
-use wire::{News, Order};
+use wire::{GuardMessage, Order};
 
 /// How often to check whether a group has ended after its leader or its guard has. The kernel does not report it.
 pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(10);
@@ -101,9 +101,9 @@ fn watch(job: &GuardJob<'_>, control: UnixStream) -> io::Result<u8> {
     let deaths = signals::deaths()?;
     let mut waits = None;
     let (start, _lifeline) = loop {
-        match First::receive(&control)? {
-            Some(First::Start(start, lifeline)) => break (start, lifeline),
-            Some(First::Waits(lease)) => waits = Some(lease),
+        match EarlyMessage::receive(&control)? {
+            Some(EarlyMessage::Start(start, lifeline)) => break (start, lifeline),
+            Some(EarlyMessage::Waits(lease)) => waits = Some(lease),
             None => {
                 if let Some(lease) = &waits {
                     job.cleanup.release(lease);
@@ -129,14 +129,14 @@ fn watch(job: &GuardJob<'_>, control: UnixStream) -> io::Result<u8> {
         ended: None,
     };
     match Launcher::start(job.command, &start, &mut supervised.control) {
-        Ok(Started::Launcher(group, launcher)) => {
+        Ok(ForkedLauncher::Launcher(group, launcher)) => {
             if start.foreground {
                 terminal::give_to(group);
             }
             (supervised.group, supervised.launcher) = (Some(group), Some(launcher));
-            supervised.report(News::Started(group.as_raw_pid()));
+            supervised.report(GuardMessage::Started(group.as_raw_pid()));
         }
-        Ok(Started::Ended(code)) => return Ok(code),
+        Ok(ForkedLauncher::Ended(code)) => return Ok(code),
         Err(error) => supervised.ended = Some(not_started(&error)),
     }
     supervised.watch(&deaths)?;
@@ -147,8 +147,8 @@ fn watch(job: &GuardJob<'_>, control: UnixStream) -> io::Result<u8> {
     Ok(0)
 }
 
-fn not_started(error: &io::Error) -> News {
-    News::NotStarted(error.raw_os_error().unwrap_or(Errno::NOEXEC.raw_os_error()))
+fn not_started(error: &io::Error) -> GuardMessage {
+    GuardMessage::NotStarted(error.raw_os_error().unwrap_or(Errno::NOEXEC.raw_os_error()))
 }
 
 /// Makes this process adopt the orphans of a child, so that it can reap them.
@@ -194,7 +194,7 @@ struct SupervisedGroup {
     kill_at: Option<Moment>,
     killed_at: Option<Moment>,
     /// How the child ended.
-    ended: Option<News>,
+    ended: Option<GuardMessage>,
 }
 
 impl SupervisedGroup {
@@ -243,17 +243,17 @@ impl SupervisedGroup {
                 continue;
             }
             if let Some(signal) = status.stopping_signal() {
-                self.report(News::Stopped(signal));
+                self.report(GuardMessage::Stopped(signal));
             } else if let Some(signal) = status.terminating_signal() {
-                self.leader_ended(News::Killed(signal));
+                self.leader_ended(GuardMessage::Killed(signal));
             } else if let Some(code) = status.exit_status() {
-                self.leader_ended(News::Exited(code));
+                self.leader_ended(GuardMessage::Exited(code));
             }
         }
     }
 
     /// Gives the rest of the group the grace to end: a process may be writing the last lines of a log.
-    fn leader_ended(&mut self, ended: News) {
+    fn leader_ended(&mut self, ended: GuardMessage) {
         let error = self.launcher.take().and_then(|mut launcher| launcher.error());
         self.ended = Some(error.unwrap_or(ended));
         self.deadline = self.deadline.min(Moment::now().plus(self.grace));
@@ -264,7 +264,7 @@ impl SupervisedGroup {
         match self.kill_at {
             None if now >= self.deadline => {
                 if self.ended.is_none() {
-                    self.report(News::Overdue);
+                    self.report(GuardMessage::Overdue);
                 }
                 self.end(self.deadline.plus(self.grace));
             }
@@ -295,7 +295,7 @@ impl SupervisedGroup {
             self.signal(Signal::TERM);
             // A stopped process would not handle SIGTERM.
             self.signal(Signal::CONT);
-            self.report(News::Stopping);
+            self.report(GuardMessage::Stopping);
         }
     }
 
@@ -341,7 +341,7 @@ impl SupervisedGroup {
         }
     }
 
-    fn is_over(&self) -> Option<News> {
+    fn is_over(&self) -> Option<GuardMessage> {
         let ended = self.ended?;
         let waited_long_enough =
             self.killed_at.is_some_and(|at| Moment::now() >= at.plus(REAP_WITHIN));
@@ -360,7 +360,7 @@ impl SupervisedGroup {
     }
 
     /// Adds news for the command, which the next `flush` sends.
-    fn report(&mut self, news: News) {
+    fn report(&mut self, news: GuardMessage) {
         self.outgoing.push(news);
         if let Some(control) = self.control.as_ref().filter(|_| broken("blocked-guard")) {
             let _ = control.set_nonblocking(false);

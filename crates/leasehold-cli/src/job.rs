@@ -44,7 +44,7 @@ impl From<bool> for Released {
 }
 
 /// The lease under which a job runs.
-pub(crate) trait Held {
+pub(crate) trait JobLease {
     /// Returns the time until which it is valid without another renewal, or `None` if it does not expire.
     fn valid_until(&self) -> Option<Instant>;
     /// Resolves when it is lost.
@@ -64,7 +64,7 @@ pub(crate) trait Held {
     fn release(self, ran: bool) -> impl Future<Output = Result<Released, leasehold::Error>>;
 }
 
-impl Held for Permit {
+impl JobLease for Permit {
     fn valid_until(&self) -> Option<Instant> {
         self.valid_until()
     }
@@ -101,7 +101,7 @@ pub(crate) struct HeldLock {
 /// A shorter rest of `--once-per` is not worth a request to the store.
 const SHORTEST_REST: Duration = Duration::from_millis(100);
 
-impl Held for HeldLock {
+impl JobLease for HeldLock {
     fn valid_until(&self) -> Option<Instant> {
         Some(self.guard.valid_until())
     }
@@ -166,12 +166,12 @@ impl Drop for Remaining {
 /// times the grace, a tenth of the lease is left for a slow answer. A lock is renewed after a third of its lease, so twice
 /// the grace is enough.
 pub(crate) fn grace(
-    asked: Option<Duration>,
+    requested: Option<Duration>,
     given: Duration,
     times: u32,
 ) -> Result<Duration, Failure> {
     let most = given / times;
-    match asked {
+    match requested {
         None => Ok(GRACE.min(most)),
         Some(grace) if grace <= most => Ok(grace),
         Some(grace) => Err(Failure::usage(format!(
@@ -186,9 +186,9 @@ pub(crate) fn grace(
 
 /// Returns the lease to request for a child that may run for `given` without a renewal. It is longer by the grace and a
 /// margin. On Redis the library keeps that margin.
-pub(crate) fn asked_for(given: Duration, grace: Duration) -> Duration {
-    let asked = given.saturating_add(grace).saturating_add(margin(given, grace));
-    whole_millis(asked).saturating_add(Duration::from_millis(1))
+pub(crate) fn lease_to_request(given: Duration, grace: Duration) -> Duration {
+    let requested = given.saturating_add(grace).saturating_add(margin(given, grace));
+    whole_millis(requested).saturating_add(Duration::from_millis(1))
 }
 
 /// Returns how long before the end of its lease the child must have ended.
@@ -218,7 +218,7 @@ mod tests {
 
     #[test]
     fn the_grace_leaves_time_for_renewals() {
-        let grace_of = |asked, given| grace(asked, given, 6).map_err(|_| ());
+        let grace_of = |requested, given| grace(requested, given, 6).map_err(|_| ());
         assert_eq!(grace_of(None, 30 * SECOND), Ok(2 * SECOND));
         assert_eq!(grace_of(None, 3 * SECOND), Ok(SECOND / 2));
         assert_eq!(grace_of(Some(SECOND), 6 * SECOND), Ok(SECOND));
@@ -232,7 +232,7 @@ mod tests {
             let round_trip = Duration::from_millis(millis);
             let given = shortest_option(round_trip);
             let grace = grace(None, given, 6).unwrap();
-            let latest_renewal = asked_for(given, grace) * 2 / 3;
+            let latest_renewal = lease_to_request(given, grace) * 2 / 3;
             // The time until a silent connection is noticed, and six round trips.
             let needed = (8 * round_trip).max(SECOND / 10) + 6 * round_trip;
             assert!(latest_renewal + needed <= given, "{round_trip:?}: {given:?}");
@@ -241,13 +241,13 @@ mod tests {
     }
 
     #[test]
-    fn the_store_is_asked_for_grace_and_margin_more() {
+    fn the_lease_in_the_store_includes_grace_and_margin() {
         for given in [SECOND / 10, SECOND, 30 * SECOND, 180 * SECOND, 86400 * SECOND] {
             for grace in [Duration::ZERO, SECOND / 2, 2 * SECOND] {
-                let asked = asked_for(given, grace);
-                let margin = (asked / 10).clamp(Duration::from_millis(50), 5 * SECOND);
-                let left = asked.saturating_sub(margin + grace);
-                assert!(left >= given, "{given:?} and {grace:?}: {asked:?}");
+                let requested = lease_to_request(given, grace);
+                let margin = (requested / 10).clamp(Duration::from_millis(50), 5 * SECOND);
+                let left = requested.saturating_sub(margin + grace);
+                assert!(left >= given, "{given:?} and {grace:?}: {requested:?}");
                 assert!(left <= given + Duration::from_millis(2));
             }
         }

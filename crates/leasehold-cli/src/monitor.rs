@@ -113,8 +113,8 @@ impl Monitor {
             }
         }
         self.total.record(total);
-        let known: HashSet<_> = snapshot.semaphores.iter().map(SemaphoreStats::name).collect();
-        self.histories.retain(|name, _| known.contains(name.as_str()));
+        let names: HashSet<_> = snapshot.semaphores.iter().map(SemaphoreStats::name).collect();
+        self.histories.retain(|name, _| names.contains(name.as_str()));
         self.latest = Some(snapshot);
     }
 

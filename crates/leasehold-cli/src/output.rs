@@ -181,17 +181,17 @@ mod tests {
     #[test]
     fn places_are_counted_as_people_do() {
         let places = [1, 2, 3, 4, 11, 12, 13, 21, 111, 1002].map(ordinal);
-        let told = "1st 2nd 3rd 4th 11th 12th 13th 21st 111th 1002nd";
-        assert_eq!(places.join(" "), told);
+        let expected = "1st 2nd 3rd 4th 11th 12th 13th 21st 111th 1002nd";
+        assert_eq!(places.join(" "), expected);
     }
 
     #[test]
-    fn a_terminal_is_not_told_what_to_do() {
+    fn control_characters_are_escaped() {
         assert_eq!(one_line("a\x1b[2Jb\nc"), "a\\u{1b}[2Jb\\nc");
     }
 
     #[test]
-    fn what_cannot_be_seen_is_shown() {
+    fn invisible_characters_are_escaped() {
         let ranges = [0x202a..=0x202e, 0x2066..=0x2069, 0x200b..=0x200f, 0x2028..=0x2029];
         let single = [0x61c, 0xfeff, 0x2060, 0xad].into_iter();
         for code in ranges.into_iter().flatten().chain(single) {

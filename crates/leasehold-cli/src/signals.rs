@@ -35,8 +35,8 @@ impl Blocked {
     pub(crate) fn new() -> io::Result<Self> {
         let ignored = ignored();
         let mut set = SigSet::empty();
-        let heard = FORWARDED.into_iter().filter(|signal| !ignored.contains(signal));
-        set.extend(heard.chain([Signal::SIGCHLD]));
+        let handled = FORWARDED.into_iter().filter(|signal| !ignored.contains(signal));
+        set.extend(handled.chain([Signal::SIGCHLD]));
         set.thread_block()?;
         Ok(Self(set))
     }

@@ -19,7 +19,7 @@ use crate::failure::{Failure, UNAVAILABLE, log_line};
 pub(crate) struct Store {
     url: String,
     /// Whether the user named it, so that it is not the default.
-    asked_for: bool,
+    given_url: bool,
     namespace: Option<String>,
     lock_prefix: Option<String>,
     lock_layout: LockLayout,
@@ -29,13 +29,13 @@ pub(crate) struct Store {
 
 impl Store {
     pub(crate) fn new(arguments: &StoreArgs) -> Result<Self, Failure> {
-        let (url, asked_for) = match asked_for(arguments)? {
+        let (url, given_url) = match given_url(arguments)? {
             Some(url) => (checked(&url)?, true),
             None => (default()?, false),
         };
         let mut store = Self {
             url,
-            asked_for,
+            given_url,
             namespace: None,
             lock_prefix: None,
             lock_layout: LockLayout::default(),
@@ -83,7 +83,7 @@ impl Store {
 
     /// Returns the URL without secrets, and whether it is the default.
     pub(crate) fn description(&self) -> String {
-        let default = if self.asked_for { "" } else { " (the default, one for each user)" };
+        let default = if self.given_url { "" } else { " (the default, one for each user)" };
         format!("{}{default}", self.place())
     }
 
@@ -111,7 +111,7 @@ impl Store {
     pub(crate) async fn open(&self) -> Result<Client, Error> {
         match self.builder() {
             Some(builder) => builder.open().await,
-            None if !self.asked_for => self.open_default().await,
+            None if !self.given_url => self.open_default().await,
             // The library explains what is wrong with an invalid URL.
             None => Client::open(&self.url).await,
         }
@@ -146,13 +146,13 @@ impl Store {
     }
 
     /// Opens a client for commands that only read. On Redis a user without write permission is enough.
-    pub(crate) async fn look(&self) -> Result<Client, Failure> {
+    pub(crate) async fn open_read_only(&self) -> Result<Client, Failure> {
         self.check_exists()?;
         match self.builder() {
             Some(builder) => Ok(builder.read_only().open().await?),
             None => match self.open().await {
                 // A full or read-only disk can still be read.
-                Err(error @ Error::Refused { .. }) => self.look_at_file(error).await,
+                Err(error @ Error::Refused { .. }) => self.open_file_read_only(error).await,
                 opened => Ok(opened?),
             },
         }
@@ -160,7 +160,7 @@ impl Store {
 
     /// Opens the file of the store without writing to it, after `error` has shown that it cannot be written.
     #[cfg(target_os = "linux")]
-    async fn look_at_file(&self, error: Error) -> Result<Client, Failure> {
+    async fn open_file_read_only(&self, error: Error) -> Result<Client, Failure> {
         let path = sqlite_path(&self.url)?;
         match Client::local_builder(path).read_only().open().await {
             Ok(client) => {
@@ -172,7 +172,7 @@ impl Store {
     }
 
     #[cfg(not(target_os = "linux"))]
-    async fn look_at_file(&self, error: Error) -> Result<Client, Failure> {
+    async fn open_file_read_only(&self, error: Error) -> Result<Client, Failure> {
         Err(error.into())
     }
 
@@ -193,7 +193,7 @@ impl Store {
     /// Returns the path of a file that does not exist. Only `run` and `lock` create it, unless it is the default store.
     pub(crate) fn missing(&self) -> Option<&str> {
         let path = self.url.strip_prefix("sqlite:")?;
-        (self.asked_for && !Path::new(path).exists()).then_some(path)
+        (self.given_url && !Path::new(path).exists()).then_some(path)
     }
 
     /// Returns a client of the `redis` crate on one server of the store, for queries that the library does not make.
@@ -261,7 +261,7 @@ fn read(file: &str) -> Result<Vec<u8>, Failure> {
 }
 
 /// Returns the URL that the user gave: `--store`, else `LEASEHOLD_STORE`.
-fn asked_for(arguments: &StoreArgs) -> Result<Option<String>, Failure> {
+fn given_url(arguments: &StoreArgs) -> Result<Option<String>, Failure> {
     // A user who gives an empty URL means some store, and not the default one, which only this host shares.
     match arguments.store.as_deref().map(str::trim) {
         Some("")
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn what_people_see_of_a_url_has_no_secrets_in_it() {
+    fn displayed_urls_have_no_secrets() {
         for (url, seen) in [
             ("redis://joe:hunter2@host:1/3", "redis://host:1/3"),
             ("redis://:hun@ter2@host", "redis://host:6379"),

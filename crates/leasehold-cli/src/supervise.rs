@@ -21,9 +21,9 @@ use crate::failure::{self, Failure, log_line};
 use crate::guard::mailbox::{Incoming, Outgoing};
 use crate::guard::process::ChildProcess;
 use crate::guard::spare::Spare;
-use crate::guard::wire::{News, Order};
+use crate::guard::wire::{GuardMessage, Order};
 use crate::guard::{self, LOOK_AGAIN, REAP_WITHIN, Start};
-use crate::job::{Held, Job};
+use crate::job::{Job, JobLease};
 use crate::program;
 use crate::signals::Signals;
 use crate::terminal::Terminal;
@@ -35,7 +35,7 @@ const OFTEN: Duration = Duration::from_millis(5);
 
 /// How a job ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum End {
+pub(crate) enum ChildEnd {
     Exited(u8),
     Killed(i32),
     /// The child could not be run; the system's error number.
@@ -44,7 +44,7 @@ pub(crate) enum End {
     Lost(LossReason),
 }
 
-impl End {
+impl ChildEnd {
     /// Returns the exit code of the command, and prints a message if the child did not end by itself.
     pub(crate) fn code(self, job: &Job) -> u8 {
         match self {
@@ -72,16 +72,16 @@ impl End {
 
 /// A job that has ended, with its child and the child's group. The guard may still have to be reaped.
 #[derive(Debug)]
-pub(crate) struct Ended {
+pub(crate) struct EndedJob {
     /// An error if the guard was killed or could not be engaged.
-    pub(crate) end: Result<End, Failure>,
+    pub(crate) end: Result<ChildEnd, Failure>,
     /// Whether the child may have run.
     pub(crate) started: bool,
     /// `None` if it is already reaped.
     guard: Option<Guard>,
 }
 
-impl Ended {
+impl EndedJob {
     /// Waits until the guard has ended as well.
     pub(crate) async fn reap_the_guard(&mut self) {
         if let Some(guard) = &mut self.guard {
@@ -96,24 +96,24 @@ impl Ended {
 /// until all of these processes have ended.
 pub(crate) async fn run(
     job: &Job,
-    held: &impl Held,
+    held: &impl JobLease,
     spare: Spare,
     lifeline: Option<BorrowedFd<'_>>,
     signals: &mut Signals,
-) -> Ended {
+) -> EndedJob {
     let ended = run_in_guard(job, held, spare, lifeline, signals).await;
-    ended.unwrap_or_else(|failure| Ended { end: Err(failure), started: false, guard: None })
+    ended.unwrap_or_else(|failure| EndedJob { end: Err(failure), started: false, guard: None })
 }
 
 /// # Errors
 /// If the child was never started.
 async fn run_in_guard(
     job: &Job,
-    held: &impl Held,
+    held: &impl JobLease,
     spare: Spare,
     lifeline: Option<BorrowedFd<'_>>,
     signals: &mut Signals,
-) -> Result<Ended, Failure> {
+) -> Result<EndedJob, Failure> {
     let terminal = Terminal::open();
     let problem = "the leasehold-guard process could not be started";
     let failed = |error| Failure::internal(problem, error);
@@ -140,19 +140,19 @@ async fn run_in_guard(
     // The child starts only after the command has received its group.
     let started = watch.group.is_some();
     if let Some(end) = end {
-        let started = started && !matches!(end, End::NotStarted(_));
-        return Ok(Ended { end: Ok(end), started, guard: Some(watch.guard) });
+        let started = started && !matches!(end, ChildEnd::NotStarted(_));
+        return Ok(EndedJob { end: Ok(end), started, guard: Some(watch.guard) });
     }
     watch.end_without_a_guard().await;
     let end = match watch.lost {
-        Some(reason) => Ok(End::Lost(reason)),
+        Some(reason) => Ok(ChildEnd::Lost(reason)),
         None if started => {
             let what = "the leasehold-guard process was killed, so the child was stopped";
             Err(Failure::new(failure::INTERNAL, what))
         }
         None => return Err(killed_early()),
     };
-    Ok(Ended { end, started, guard: None })
+    Ok(EndedJob { end, started, guard: None })
 }
 
 fn killed_early() -> Failure {
@@ -172,7 +172,7 @@ impl Deadline {
         Self { before: job.grace + job.margin, ttl_ends }
     }
 
-    fn of(&self, held: &impl Held) -> Moment {
+    fn of(&self, held: &impl JobLease) -> Moment {
         let bridge = Bridge::now();
         let valid_until = held.valid_until().map(|instant| bridge.moment(instant));
         valid_until.map_or(Moment::NEVER, |until| until.minus(self.before)).min(self.ttl_ends)
@@ -200,7 +200,7 @@ impl Backstop {
     }
 
     /// Returns how late a guard may be on a busy machine. That is less than half of the margin between the end of the
-    /// lease's validity and its end in the store: see [`crate::job::asked_for`].
+    /// lease's validity and its end in the store: see [`crate::job::lease_to_request`].
     fn slack(&self) -> Duration {
         (self.grace / 8).clamp(Duration::from_millis(25), Duration::from_millis(250))
     }
@@ -246,7 +246,7 @@ impl Guard {
     ///
     /// # Cancel safety
     /// No message is lost.
-    async fn news(&mut self) -> Option<News> {
+    async fn news(&mut self) -> Option<GuardMessage> {
         loop {
             self.flush();
             match self.incoming.next(|into| self.socket.try_read(into)) {
@@ -289,9 +289,9 @@ impl Watch {
     async fn until_it_ends(
         &mut self,
         deadline: &Deadline,
-        held: &impl Held,
+        held: &impl JobLease,
         signals: &mut Signals,
-    ) -> Option<End> {
+    ) -> Option<ChildEnd> {
         let mut lost = pin!(held.lost());
         loop {
             let left = self.backstop.due.saturating_since(Moment::now());
@@ -300,22 +300,22 @@ impl Watch {
                 // News come first: if this process was paused, the guard may already have stopped the child.
                 biased;
                 news = self.guard.news() => match news? {
-                    News::Started(pid) => {
+                    GuardMessage::Started(pid) => {
                         self.group = Pid::from_raw(pid);
                         // If the lease is already lost, the guard has the order to stop, and the child never starts.
                         self.guard.order(Order::Go);
                     }
-                    News::Stopped(signal) => self.child_stopped(signal),
-                    News::Overdue => {
+                    GuardMessage::Stopped(signal) => self.child_stopped(signal),
+                    GuardMessage::Overdue => {
                         self.lost.get_or_insert(deadline.reason());
                     }
-                    News::Stopping => self.backstop.stopping = true,
-                    News::NotStarted(errno) => return Some(End::NotStarted(errno)),
-                    News::Exited(code) => {
-                        let end = End::Exited(u8::try_from(code).unwrap_or(u8::MAX));
+                    GuardMessage::Stopping => self.backstop.stopping = true,
+                    GuardMessage::NotStarted(errno) => return Some(ChildEnd::NotStarted(errno)),
+                    GuardMessage::Exited(code) => {
+                        let end = ChildEnd::Exited(u8::try_from(code).unwrap_or(u8::MAX));
                         return Some(self.ended(end));
                     }
-                    News::Killed(signal) => return Some(self.ended(End::Killed(signal))),
+                    GuardMessage::Killed(signal) => return Some(self.ended(ChildEnd::Killed(signal))),
                 },
                 signal = signals.next() => match signal {
                     Signal::SIGCHLD => reap(),
@@ -364,8 +364,8 @@ impl Watch {
         Some(())
     }
 
-    fn ended(&self, end: End) -> End {
-        self.lost.map_or(end, End::Lost)
+    fn ended(&self, end: ChildEnd) -> ChildEnd {
+        self.lost.map_or(end, ChildEnd::Lost)
     }
 
     /// Handles a stopped child: after Ctrl-Z, or because it uses a terminal that it does not have.

@@ -14,18 +14,18 @@ use crate::signals::from_the_background;
 #[derive(Debug)]
 pub(crate) struct Terminal {
     tty: File,
-    own: Pid,
+    group: Pid,
 }
 
 impl Terminal {
     pub(crate) fn open() -> Option<Self> {
         let tty = OpenOptions::new().read(true).write(true).open("/dev/tty").ok()?;
-        Some(Self { tty, own: getpgrp() })
+        Some(Self { tty, group: getpgrp() })
     }
 
     /// Whether our own group is in the foreground.
     pub(crate) fn is_ours(&self) -> bool {
-        self.belongs_to(self.own)
+        self.belongs_to(self.group)
     }
 
     pub(crate) fn belongs_to(&self, group: Pid) -> bool {
@@ -46,7 +46,7 @@ impl Terminal {
     /// Takes the terminal back from the child's group. Another process, such as a shell, may have it by now.
     pub(crate) fn take_back_from(&self, group: Pid) {
         if self.belongs_to(group) {
-            self.give_to(self.own);
+            self.give_to(self.group);
         }
     }
 }

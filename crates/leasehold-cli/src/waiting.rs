@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_millis(150);
 const LOG_PATIENCE: Duration = Duration::from_secs(1);
 /// How often the elapsed time is drawn, and how often the store is queried.
 const DRAW: Duration = Duration::from_millis(200);
-const ASK: Duration = Duration::from_secs(1);
+const READ_INTERVAL: Duration = Duration::from_secs(1);
 /// A shorter outage is not reported.
 const SHORTEST_OUTAGE: Duration = Duration::from_millis(500);
 
@@ -74,7 +74,7 @@ impl Outages {
                 Some(Outage { since, error, .. }) => self.begin(since, &error),
                 None => self.end(),
             }
-            sleep(ASK).await;
+            sleep(READ_INTERVAL).await;
         }
     }
 
@@ -171,7 +171,7 @@ struct Line {
     since: Instant,
     bar: Option<ProgressBar>,
     verbose: bool,
-    said: String,
+    logged_gist: String,
 }
 
 impl Line {
@@ -183,7 +183,13 @@ impl Line {
             }
             bar
         });
-        Self { what: one_line(what), since: Instant::now(), bar, verbose, said: String::new() }
+        Self {
+            what: one_line(what),
+            since: Instant::now(),
+            bar,
+            verbose,
+            logged_gist: String::new(),
+        }
     }
 
     async fn show_queue(&mut self, semaphore: &Semaphore, id: AcquisitionId) {
@@ -193,28 +199,28 @@ impl Line {
             let nth = ordinal(position + 1);
             let place = format!("{nth} in the queue");
             if let Some(paused) = paused(&stats) {
-                return Some(Known::new(&place, &paused, &nth, "paused"));
+                return Some(WaitStatus::new(&place, &paused, &nth, "paused"));
             }
             match stats.waits_for() {
                 Some(WaitsFor::Rate) => {
                     let next = stats.next_token().map(ago).unwrap_or_default();
                     let why = next_start(&stats).unwrap_or_default();
-                    return Some(Known::new(&place, &why, &nth, &format!("next in {next}")));
+                    return Some(WaitStatus::new(&place, &why, &nth, &format!("next in {next}")));
                 }
                 Some(WaitsFor::Capacity) => {
                     let limit = stats.capacity();
                     let problem = "the first waiter needs more units than the limit of";
                     let why = format!("{problem} {limit}: raise the limit");
-                    return Some(Known::new(&place, &why, &nth, "over the limit"));
+                    return Some(WaitStatus::new(&place, &why, &nth, "over the limit"));
                 }
                 _ => {}
             }
             let (Some(first), Some(held)) = (stats.holders().first(), held_by(&stats)) else {
-                return Some(Known::new(&place, "", &nth, ""));
+                return Some(WaitStatus::new(&place, "", &nth, ""));
             };
             let short = first.label().map(|label| format!("{label:?}"));
             let short = short.unwrap_or_else(|| describe_member(first));
-            Some(Known::new(&place, &held, &nth, &short))
+            Some(WaitStatus::new(&place, &held, &nth, &short))
         })
         .await;
     }
@@ -225,51 +231,51 @@ impl Line {
             let held = locked_by(&info);
             let place = format!("locked with fence {}", info.fence);
             let short = info.label.map_or_else(|| held.clone(), |label| format!("{label:?}"));
-            Some(Known::new(&place, &held, "locked", &short))
+            Some(WaitStatus::new(&place, &held, "locked", &short))
         })
         .await;
     }
 
-    /// Draws the answers of `ask`. If it returns `None`, the last answer stays.
-    async fn show(&mut self, ask: impl AsyncFn() -> Option<Known>) {
+    /// Draws the answers of `read_status`. If it returns `None`, the last answer stays.
+    async fn show(&mut self, read_status: impl AsyncFn() -> Option<WaitStatus>) {
         let once = self.bar.is_none() && !self.verbose;
         sleep(if once { LOG_PATIENCE } else { PATIENCE }).await;
-        let mut known = Known::default();
+        let mut status = WaitStatus::default();
         loop {
-            if let Some(answer) = ask().await {
-                known = answer;
+            if let Some(answer) = read_status().await {
+                status = answer;
                 if once {
-                    self.draw(&known);
+                    self.draw(&status);
                     return std::future::pending().await;
                 }
             }
-            let asked = Instant::now();
-            while asked.elapsed() < ASK {
-                self.draw(&known);
+            let read_at = Instant::now();
+            while read_at.elapsed() < READ_INTERVAL {
+                self.draw(&status);
                 sleep(DRAW).await;
             }
         }
     }
 
-    fn draw(&mut self, known: &Known) {
+    fn draw(&mut self, status: &WaitStatus) {
         let elapsed = ago(self.since.elapsed());
-        let whole = format!("waiting for {} ({elapsed}): {}", self.what, known.whole);
+        let whole = format!("waiting for {} ({elapsed}): {}", self.what, status.whole);
         if let Some(bar) = &self.bar {
             let fits = columns().is_none_or(|columns| SPINNER + whole.width() <= columns);
-            let short = || format!("{} ({elapsed}): {}", self.what, known.short);
+            let short = || format!("{} ({elapsed}): {}", self.what, status.short);
             bar.set_message(if fits { whole } else { short() });
             bar.tick();
-        } else if self.said != known.gist {
+        } else if self.logged_gist != status.gist {
             // Without a terminal, print only if the place has changed, or a pause has begun or ended.
             log_line(&whole);
-            self.said.clone_from(&known.gist);
+            self.logged_gist.clone_from(&status.gist);
         }
     }
 }
 
 /// The answer of the store about a wait.
 #[derive(Default)]
-struct Known {
+struct WaitStatus {
     whole: String,
     /// The text for a terminal that is too narrow for the whole. It has the label, by which people know a job.
     short: String,
@@ -277,7 +283,7 @@ struct Known {
     gist: String,
 }
 
-impl Known {
+impl WaitStatus {
     fn new(place: &str, why: &str, short_place: &str, short_why: &str) -> Self {
         let joined = |first: &str, second: &str| match second {
             "" => one_line(first),

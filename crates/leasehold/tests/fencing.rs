@@ -27,7 +27,7 @@ fn child() {
 
 /// In the child: checks its lock, and is paused before it writes.
 async fn hold(resource: &str, arguments: &[&str]) {
-    let mut told = child::told();
+    let mut told = child::lines_from_test();
     let client = Client::redis(arguments[0]).await.unwrap();
     let guard = client.lock(KEY).ttl(LEASE).build().unwrap().acquire().await.unwrap();
     guard.check().unwrap();

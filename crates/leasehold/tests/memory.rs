@@ -12,7 +12,7 @@ use leasehold::{
 use testkit::by_hand::ByHand;
 use testkit::conformance::Store;
 use testkit::counts::held_and_waiting;
-use testkit::events::{self, Told};
+use testkit::events::{self, RecordedEvent};
 use testkit::wait::{deadline, eventually};
 use tracing::Level;
 
@@ -186,7 +186,7 @@ mod idle {
 mod told {
     use super::*;
 
-    fn messages(told: &[Told]) -> Vec<&str> {
+    fn messages(told: &[RecordedEvent]) -> Vec<&str> {
         told.iter().map(|told| told.message.as_str()).collect()
     }
 

@@ -280,9 +280,9 @@ extern "C" fn in_copy() {
     let mut next = Some(&FIRST);
     while let Some(block) = next {
         for slot in &block.slots {
-            let known = (slot.device.load(Ordering::SeqCst), slot.inode.load(Ordering::SeqCst));
+            let stored = (slot.device.load(Ordering::SeqCst), slot.inode.load(Ordering::SeqCst));
             let fd = slot.fd.load(Ordering::SeqCst);
-            if fd >= 0 && identity(fd) == Some(known) && closes_on_exec(fd) {
+            if fd >= 0 && identity(fd) == Some(stored) && closes_on_exec(fd) {
                 replace(fd, &mut substitute);
             }
         }
@@ -342,7 +342,7 @@ mod tests {
         }
 
         /// Returns what a descriptor of the copy refers to, if it is open there.
-        fn look(&self, fd: RawFd) -> Option<PathBuf> {
+        fn descriptor_path(&self, fd: RawFd) -> Option<PathBuf> {
             // The handler runs before the copy sleeps, but maybe after `fork` has returned here.
             let until = Instant::now() + Duration::from_secs(20);
             while !self.sleeps() {
@@ -410,7 +410,7 @@ mod tests {
         let file = path.open_close_on_fork();
         assert!(try_lock(&file));
         let copy = Copy::new();
-        let replaced = copy.look(file.as_raw_fd()).expect("the number is still in use");
+        let replaced = copy.descriptor_path(file.as_raw_fd()).expect("the number is still in use");
         assert!(replaced.to_str().unwrap().starts_with("socket:"), "{replaced:?}");
         assert!(!try_lock(&path.open().unwrap()), "the original still has the lock");
         drop(file);
@@ -428,7 +428,7 @@ mod tests {
         let files: Vec<_> = (0..100).map(|_| path.open_close_on_fork()).collect();
         let copy = Copy::new();
         for file in &files {
-            assert_ne!(copy.look(file.as_raw_fd()), Some(path.0.clone()));
+            assert_ne!(copy.descriptor_path(file.as_raw_fd()), Some(path.0.clone()));
         }
     }
 
@@ -437,20 +437,20 @@ mod tests {
         let path = TestFile::new();
         let file = path.open_close_on_fork();
         let file = file.try_map(|file| Ok(std::os::fd::OwnedFd::from(file))).unwrap();
-        assert_ne!(Copy::new().look(file.as_raw_fd()), Some(path.0.clone()));
+        assert_ne!(Copy::new().descriptor_path(file.as_raw_fd()), Some(path.0.clone()));
     }
 
     #[test]
-    fn a_descriptor_that_is_to_be_inherited_is_left_alone() {
+    fn an_inheritable_descriptor_is_not_closed() {
         let path = TestFile::new();
         let file = path.open_close_on_fork();
         // SAFETY: it takes no pointers.
         unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFD, 0) };
-        assert_eq!(Copy::new().look(file.as_raw_fd()), Some(path.0.clone()));
+        assert_eq!(Copy::new().descriptor_path(file.as_raw_fd()), Some(path.0.clone()));
     }
 
     #[test]
-    fn a_number_that_is_used_again_is_left_alone() {
+    fn a_reused_descriptor_number_is_not_closed() {
         let (path, other) = (TestFile::new(), TestFile::new());
         let file = path.open_close_on_fork();
         let reused = other.open().unwrap().into_raw_fd();
@@ -461,12 +461,12 @@ mod tests {
             libc::fcntl(file.as_raw_fd(), libc::F_SETFD, libc::FD_CLOEXEC);
             libc::close(reused);
         }
-        assert_eq!(Copy::new().look(file.as_raw_fd()), Some(other.0.clone()));
+        assert_eq!(Copy::new().descriptor_path(file.as_raw_fd()), Some(other.0.clone()));
     }
 
     /// Threads open and close files while others fork.
     #[test]
-    fn no_copy_gets_a_descriptor_however_the_threads_run() {
+    fn no_copy_inherits_a_descriptor_in_any_interleaving() {
         let _ours = SECTIONS_ARE_OURS.lock().unwrap();
         let (path, ended) = (TestFile::new(), AtomicBool::new(false));
         let copies: Vec<_> = thread::scope(|scope| {
@@ -485,7 +485,7 @@ mod tests {
             copies
         });
         for copy in copies {
-            copy.look(0);
+            copy.descriptor_path(0);
             for entry in fs::read_dir(format!("/proc/{}/fd", copy.0)).unwrap() {
                 let target = fs::read_link(entry.unwrap().path()).unwrap();
                 assert_ne!(target, path.0);

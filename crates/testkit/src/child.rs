@@ -61,8 +61,8 @@ impl Child {
         thread::spawn(move || {
             for line in output.lines().map_while(Result::ok) {
                 // Not always at the beginning of a line: the harness does not end its own first line.
-                if let Some((_, said)) = line.split_once(MARK) {
-                    let _ = sender.send(said.to_owned());
+                if let Some((_, text)) = line.split_once(MARK) {
+                    let _ = sender.send(text.to_owned());
                 }
             }
         });
@@ -81,7 +81,7 @@ impl Child {
     }
 
     /// Returns the next line that has already arrived.
-    pub fn said(&mut self) -> Option<String> {
+    pub fn try_line(&mut self) -> Option<String> {
         self.lines.try_recv().ok()
     }
 
@@ -143,7 +143,7 @@ pub fn say(line: &str) {
 /// In the child: the lines that the test sends. When standard input is closed, the test has ended,
 /// and so this process exits.
 #[must_use]
-pub fn told() -> UnboundedReceiver<String> {
+pub fn lines_from_test() -> UnboundedReceiver<String> {
     let (sender, lines) = unbounded_channel();
     thread::spawn(move || {
         for line in io::stdin().lines().map_while(Result::ok) {

@@ -10,13 +10,13 @@ use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 
 /// One event: its level, its message and its fields as text.
 #[derive(Clone, Debug)]
-pub struct Told {
+pub struct RecordedEvent {
     pub level: Level,
     pub message: String,
     pub fields: BTreeMap<&'static str, String>,
 }
 
-static EVERYTHING: Mutex<Vec<Told>> = Mutex::new(Vec::new());
+static EVENTS: Mutex<Vec<RecordedEvent>> = Mutex::new(Vec::new());
 
 /// Collects events from now on, of the whole process, because the engine logs on its own thread.
 pub fn listen() {
@@ -29,17 +29,18 @@ pub fn listen() {
 
 /// Returns the events about this name since [`listen`].
 #[must_use]
-pub fn about(name: &str) -> Vec<Told> {
-    let everything = EVERYTHING.lock().unwrap();
-    let about = |told: &&Told| told.fields.get("name").is_some_and(|known| known == name);
-    everything.iter().filter(about).cloned().collect()
+pub fn about(name: &str) -> Vec<RecordedEvent> {
+    let events = EVENTS.lock().unwrap();
+    let about =
+        |event: &&RecordedEvent| event.fields.get("name").is_some_and(|value| value == name);
+    events.iter().filter(about).cloned().collect()
 }
 
 /// Returns the events since [`listen`] whose message contains `words`.
 #[must_use]
-pub fn saying(words: &str) -> Vec<Told> {
-    let everything = EVERYTHING.lock().unwrap();
-    everything.iter().filter(|told| told.message.contains(words)).cloned().collect()
+pub fn saying(words: &str) -> Vec<RecordedEvent> {
+    let events = EVENTS.lock().unwrap();
+    events.iter().filter(|event| event.message.contains(words)).cloned().collect()
 }
 
 struct Listener;
@@ -47,13 +48,13 @@ struct Listener;
 impl<S: Subscriber> Layer<S> for Listener {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
         let level = *event.metadata().level();
-        let mut told = Told { level, message: String::new(), fields: BTreeMap::new() };
-        event.record(&mut told);
-        EVERYTHING.lock().unwrap().push(told);
+        let mut recorded = RecordedEvent { level, message: String::new(), fields: BTreeMap::new() };
+        event.record(&mut recorded);
+        EVENTS.lock().unwrap().push(recorded);
     }
 }
 
-impl Visit for Told {
+impl Visit for RecordedEvent {
     fn record_str(&mut self, field: &Field, value: &str) {
         self.fields.insert(field.name(), value.to_owned());
     }

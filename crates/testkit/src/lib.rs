@@ -3,8 +3,6 @@
 #![allow(missing_docs)] // not published
 #![allow(clippy::missing_panics_doc)] // a test fails by panicking
 
-#[cfg(test)]
-mod ask;
 pub mod by_hand;
 pub mod child;
 pub mod conformance;
@@ -12,6 +10,8 @@ pub mod counts;
 pub mod events;
 pub mod local_store;
 pub mod proxy;
+#[cfg(test)]
+mod query;
 pub mod redis_cluster;
 pub mod redis_sentinel;
 pub mod redis_server;

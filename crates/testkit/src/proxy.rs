@@ -22,7 +22,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::LocalSet;
 
-use state::{Live, Lost, Shared, lock};
+use state::{Live, LossTarget, Shared, lock};
 
 /// How long the proxy may take to apply a control, and how long [`FaultProxy::until`] waits.
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -194,13 +194,13 @@ impl FaultProxy {
     /// Replies to earlier requests on that connection are delivered; later requests are not
     /// forwarded. Several such orders may be pending; each applies once. Does not work with TLS.
     pub fn lose_reply_to(&self, needle: &[u8]) {
-        lock(&self.shared.losses).push((needle.to_vec(), Lost::Reply));
+        lock(&self.shared.losses).push((needle.to_vec(), LossTarget::Reply));
     }
 
     /// Cuts the connection instead of forwarding the next request that contains these bytes. To the
     /// client it looks like a lost reply, but the command never ran.
     pub fn lose_request(&self, needle: &[u8]) {
-        lock(&self.shared.losses).push((needle.to_vec(), Lost::Request));
+        lock(&self.shared.losses).push((needle.to_vec(), LossTarget::Request));
     }
 
     /// Returns the number of open connections.

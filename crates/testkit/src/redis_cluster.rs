@@ -101,8 +101,9 @@ impl RedisCluster {
         let login = format!("--masteruser {FIXTURE} --masterauth {FIXTURE}");
         // By default, a primary waits five seconds for more replicas before it sends its data.
         let sync = "--repl-diskless-sync-delay 0";
-        let own = [timeout.as_str(), &login, sync];
-        let options = own.iter().chain(options).map(|&option| option.to_owned()).collect();
+        let fixture_options = [timeout.as_str(), &login, sync];
+        let options =
+            fixture_options.iter().chain(options).map(|&option| option.to_owned()).collect();
         let shared = Shared { nodes: RwLock::default(), options, certificate };
         let cluster = Self { shared: Arc::new(shared) };
         let count = if replicas { 2 * primaries } else { primaries };

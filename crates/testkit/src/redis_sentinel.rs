@@ -206,7 +206,7 @@ impl RedisSentinel {
     /// The server that a sentinel names as primary.
     #[must_use]
     pub fn named_by(&self, sentinel: usize) -> usize {
-        self.ask_primary(&self.sentinel(sentinel)).unwrap_or_else(|error| panic!("{error}"))
+        self.query_primary(&self.sentinel(sentinel)).unwrap_or_else(|error| panic!("{error}"))
     }
 
     /// Waits until the running sentinels agree on a primary that runs, every other running server
@@ -220,11 +220,11 @@ impl RedisSentinel {
         self.replicating(primary)?;
         let sentinels = self.current_sentinels();
         for (index, sentinel) in &sentinels {
-            let complain = |missing: &str, known: &[Fields]| {
+            let complain = |missing: &str, fields_of_all: &[Fields]| {
                 let fields = ["port", "flags", "master-link-status"];
-                let known: Vec<_> =
-                    known.iter().map(|one| fields.map(|name| field(one, name))).collect();
-                Err(format!("sentinel {index} does not reach {missing}, but {known:?}"))
+                let fields_of_all: Vec<_> =
+                    fields_of_all.iter().map(|one| fields.map(|name| field(one, name))).collect();
+                Err(format!("sentinel {index} does not reach {missing}, but {fields_of_all:?}"))
             };
             let master: Fields = call(sentinel, &["SENTINEL", "MASTER", MASTER_NAME])?;
             if !reaches(&[&master], self.server(primary)) {
@@ -254,7 +254,7 @@ impl RedisSentinel {
     fn agreed(&self) -> Result<usize, String> {
         let mut named = Vec::new();
         for (index, sentinel) in self.current_sentinels() {
-            named.push((index, self.ask_primary(&sentinel)?));
+            named.push((index, self.query_primary(&sentinel)?));
         }
         let &(_, primary) = named.first().ok_or("no sentinel runs")?;
         if named.iter().any(|&(_, other)| other != primary) {
@@ -277,7 +277,7 @@ impl RedisSentinel {
         })
     }
 
-    fn ask_primary(&self, sentinel: &RedisServer) -> Result<usize, String> {
+    fn query_primary(&self, sentinel: &RedisServer) -> Result<usize, String> {
         let named: (String, u16) =
             call(sentinel, &["SENTINEL", "GET-MASTER-ADDR-BY-NAME", MASTER_NAME])?;
         let index = self.shared.servers.iter().position(|server| server.port() == named.1);
@@ -339,11 +339,11 @@ fn call<T: redis::FromRedisValue>(server: &RedisServer, command: &[&str]) -> Res
 }
 
 /// Whether one of the known servers is `server` and is considered reachable.
-fn reaches(known: &[&Fields], server: &RedisServer) -> bool {
+fn reaches(others: &[&Fields], server: &RedisServer) -> bool {
     let port = server.port().to_string();
     // Other flags are opinions about the primary, which sentinels keep for some seconds.
     let bad = ["s_down", "o_down", "disconnected", "failover_in_progress"];
-    known.iter().any(|one| {
+    others.iter().any(|one| {
         let down = field(one, "flags").split(',').any(|flag| bad.contains(&flag));
         field(one, "port") == port && !down
     })

@@ -18,8 +18,8 @@
 //! The fixture connects through a Unix socket as its own ACL user. So it works with whatever
 //! passwords, users or TLS the test asked for, and its own traffic is subtracted from every count.
 
+mod inspect;
 mod launch;
-mod look;
 mod process;
 #[cfg(test)]
 mod tests;
@@ -33,11 +33,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use redis::Value;
 use tempfile::TempDir;
 
+use inspect::Inspector;
+pub use inspect::expires_at;
 pub(crate) use launch::Kind;
 use launch::{ATTEMPTS, PORTS, claim_port};
-use look::Inspector;
-pub use look::expires_at;
-use process::{Process, SpawnError, State};
+use process::{Process, ProcessState, SpawnError};
 pub(crate) use tls::Certificate;
 
 /// The ACL user of the fixture, and its password.
@@ -179,7 +179,7 @@ impl RedisServer {
     /// Whether the server runs: it is neither paused nor killed.
     #[must_use]
     pub fn is_running(&self) -> bool {
-        lock(&self.process).state() == State::Running
+        lock(&self.process).state() == ProcessState::Running
     }
 
     /// Kills the server with SIGKILL and starts it on its port with no data.

@@ -24,7 +24,7 @@ use crate::driver::{Change, Crowded, Life, LifeEnd, Listed, PATIENCE};
 use crate::fault::{Fault, Kind, Scope};
 use crate::history::{Event, How, Line};
 use crate::plan::Thing;
-use crate::record::State;
+use crate::record::Contents;
 use crate::worker::SIGN_OF_LIFE;
 
 mod exempt;
@@ -62,7 +62,7 @@ pub struct History {
     pub listed: Vec<Listed>,
     pub leftovers: Vec<String>,
     /// The protected records at the end.
-    pub records: Vec<(usize, State)>,
+    pub records: Vec<(usize, Contents)>,
     pub ended: Micros,
 }
 
@@ -157,7 +157,7 @@ const LISTED: usize = 5;
 
 impl Verdict {
     fn found(&mut self, rule: Rule, thing: &str, at: Micros, what: String) {
-        let same = |known: &&Violation| known.rule == rule && known.thing == thing;
+        let same = |earlier: &&Violation| earlier.rule == rule && earlier.thing == thing;
         if self.violations.iter().filter(same).count() < LISTED {
             self.violations.push(Violation { rule, thing: thing.to_owned(), at, what });
         }
@@ -224,7 +224,7 @@ fn with_slowness(history: &History, facts: &mut Facts) -> Vec<Fault> {
         for gap in gaps(history, life, lines).filter(|gap| !stopped.meets(*gap)) {
             let (begin, end) = gap;
             let length = end.min(history.ended.max(begin)) - begin;
-            match facts.slow.iter_mut().find(|(known, _)| *known == worker) {
+            match facts.slow.iter_mut().find(|(entry, _)| *entry == worker) {
                 Some((_, sum)) => *sum += length,
                 None => facts.slow.push((worker, length)),
             }
@@ -244,19 +244,19 @@ fn gaps<'a>(
     life: &Life,
     lines: &'a [Line],
 ) -> impl Iterator<Item = Span> + use<'a> {
-    let told = lines.iter().filter_map(|line| match line.event {
+    let recorded = lines.iter().filter_map(|line| match line.event {
         Event::Gap { since } => Some((since, line.at)),
         _ => None,
     });
     let end = match life.end {
         LifeEnd::Killed(at) => at,
-        LifeEnd::Stuck(told) => told + PATIENCE,
+        LifeEnd::Stuck(since) => since + PATIENCE,
         LifeEnd::Done | LifeEnd::Broke(_) => history.ended,
     };
     let signs = lines.iter().any(|line| line.event == Event::Tick);
     let done = lines.last().filter(|line| signs && line.event != Event::Done);
     let silent = done.map(|line| (line.at, end)).filter(|(last, end)| last + SILENCE < *end);
-    told.chain(silent)
+    recorded.chain(silent)
 }
 
 fn count(case: &Case<'_>, verdict: &mut Verdict) {
@@ -264,7 +264,7 @@ fn count(case: &Case<'_>, verdict: &mut Verdict) {
     facts.operations = case.ops.len();
     facts.grants = case.ops.iter().filter(|op| op.granted.is_some()).count();
     for (_, how) in case.ops.iter().filter_map(|op| op.end) {
-        match facts.ends.iter_mut().find(|(known, _)| *known == how) {
+        match facts.ends.iter_mut().find(|(entry, _)| *entry == how) {
             Some((_, count)) => *count += 1,
             None => facts.ends.push((how, 1)),
         }
@@ -283,7 +283,7 @@ fn ownership(case: &Case<'_>, verdict: &mut Verdict) {
     // A release that was not copied to the replica has not happened.
     const FORGOTTEN: Micros = 30 * SECOND;
     let promoted = |at: Micros, thing: &str| {
-        let thing = case.history.things.iter().position(|known| known.name == thing);
+        let thing = case.history.things.iter().position(|spec| spec.name == thing);
         let concerns = |fault: &Fault| thing.is_none_or(|thing| fault.concerns(thing));
         let faults = case.history.faults.iter();
         let mut faults = faults.filter(|fault| fault.is_failover() && concerns(fault));
@@ -316,16 +316,16 @@ fn lives(history: &History, verdict: &mut Verdict) {
                 let what = format!("{who} ended by itself: {how}");
                 verdict.found(Rule::Crash, "", history.ended, what);
             }
-            LifeEnd::Stuck(told) => {
+            LifeEnd::Stuck(since) => {
                 let what = format!("{who} did not end when it was asked to");
                 let slow = history
                     .faults
                     .iter()
-                    .any(|fault| fault.kind == Kind::Slow && fault.end > *told);
+                    .any(|fault| fault.kind == Kind::Slow && fault.end > *since);
                 if slow || life.foreign {
                     verdict.doubts.push(what);
                 } else {
-                    verdict.found(Rule::Waiting, "", *told, what);
+                    verdict.found(Rule::Waiting, "", *since, what);
                 }
             }
         }

@@ -34,7 +34,7 @@ pub fn now() -> Micros {
 #[must_use]
 pub fn wall_offset() -> Micros {
     let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let set = Wall::own().and_then(|wall| wall.ahead().ok()).unwrap_or_default();
+    let set = Wall::of_this_process().and_then(|wall| wall.ahead().ok()).unwrap_or_default();
     micros(wall).saturating_sub(now()).saturating_add_signed(-set)
 }
 
@@ -52,14 +52,14 @@ impl Wall {
     /// Returns the clock of this process, which is also the clock of every process that is not given another. `None` if
     /// it is the host's clock.
     #[must_use]
-    pub fn own() -> Option<Self> {
+    pub fn of_this_process() -> Option<Self> {
         Self::open(std::env::var_os(WALL)?.into())
     }
 
     /// Creates another clock, for other processes. `None` if clocks cannot be set in this run.
     #[must_use]
     pub fn another(path: &Path) -> Option<Self> {
-        Self::own()?;
+        Self::of_this_process()?;
         std::fs::write(path, [0; 8]).ok()?;
         Self::open(path.to_owned())
     }

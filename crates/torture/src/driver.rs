@@ -257,7 +257,7 @@ fn check_broken(rule: &str, command: Option<&Path>) -> Result<(), String> {
     let Some(command) = command else { return Ok(()) };
     let probe = Command::new(command).arg("--broken-rules").output();
     let probe = probe.map_err(|error| format!("{}: {error}", command.display()))?;
-    let can_break = String::from_utf8_lossy(&probe.stdout).lines().any(|known| known == rule);
+    let can_break = String::from_utf8_lossy(&probe.stdout).lines().any(|line| line == rule);
     if !probe.status.success() || !can_break {
         let problem = format!("{} cannot break the rule {rule:?}", command.display());
         return Err(problem + ": build it with --cfg leasehold_broken");
@@ -354,7 +354,7 @@ pub fn run(run: &Run, seed: u64, dir: &Path) -> Result<Log, String> {
         let whole = whole.as_secs();
         log.doubts.push(format!("the run was stopped after {} of {whole} s", ran / SECOND));
     } else if !*lock(&show.found) {
-        let left = leftovers::look(&stage, &lock(&show.log));
+        let left = leftovers::find(&stage, &lock(&show.log));
         let mut log = lock(&show.log);
         match left {
             Ok(leftovers) => log.leftovers = leftovers,
@@ -404,7 +404,7 @@ fn listen_for_ctrl_c(interrupted: &Arc<Mutex<bool>>) {
 }
 
 /// Describes an exit status.
-fn said(status: Option<ExitStatus>) -> String {
+fn describe(status: Option<ExitStatus>) -> String {
     status.map_or_else(|| "its exit status is unknown".to_owned(), |status| status.to_string())
 }
 

@@ -1,7 +1,7 @@
 //! The faults: what was done, to which processes, and for how long it exempts them from checks.
 //!
 //! A worker that was hit by a fault is exempt from the checks of *progress and order* while the fault lasts and until
-//! its clients can have recovered (`settle`). No fault exempts a worker from the limit or from fences, with two
+//! its clients can have recovered (`recovery_time`). No fault exempts a worker from the limit or from fences, with two
 //! exceptions: a store that lost data (`Fault::loses_data`), and a clock that was set (`Kind::ClockForward`,
 //! `Kind::ClockBack`). These exempt exactly what docs/guarantees.md says: see `check::exempt`.
 //!
@@ -130,7 +130,7 @@ impl Fault {
     /// connection at once, and then queries everything. A client that waits for an answer that never arrives suspects
     /// the connection only after a socket timeout, perhaps that of the second attempt.
     #[must_use]
-    pub fn settle(&self) -> Micros {
+    pub fn recovery_time(&self) -> Micros {
         match self.kind {
             Kind::ScriptFlush => 0,
             // A client that loses its connection repeatedly waits at most a second before it connects again.

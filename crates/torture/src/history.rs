@@ -160,7 +160,7 @@ impl FromStr for Line {
             "detach" => Event::Detach { op: words.number()? },
             "end" => {
                 let (op, how) = (words.number()?, words.next()?);
-                let how = HOWS.iter().find(|(_, known)| *known == how);
+                let how = HOWS.iter().find(|(_, text)| *text == how);
                 Event::End { op, how: how.ok_or("unknown end")?.0 }
             }
             "stale" => Event::Stale { thing: words.text()?, released: parse(words.next()?)? },

@@ -50,8 +50,8 @@ fn torture(run: &Run) -> Result<(Outcome, String), String> {
         std::fs::write(path, &report).map_err(|error| format!("{}: {error}", path.display()))?;
     }
     if outcome == Outcome::Violated && run.keep.is_none() && run.broken.is_none() {
-        let kept = keep(temporary);
-        println!("the histories are in {}", kept.display());
+        let path = keep(temporary);
+        println!("the histories are in {}", path.display());
     }
     Ok((outcome, report))
 }

@@ -16,7 +16,7 @@ use std::path::Path;
 
 /// The contents of the record.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct State {
+pub struct Contents {
     pub version: u64,
     pub floor: u64,
     pub sum: u64,
@@ -25,7 +25,7 @@ pub struct State {
 /// The result of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
-    Done(State),
+    Done(Contents),
     /// A newer fence was used before.
     Refused {
         floor: u64,
@@ -62,7 +62,7 @@ impl Record {
             if fence < state.floor {
                 return Err(Step::Refused { floor: state.floor });
             }
-            Ok(State { floor: fence, ..state })
+            Ok(Contents { floor: fence, ..state })
         })
     }
 
@@ -78,7 +78,7 @@ impl Record {
             if state.version + 1 != version {
                 return Err(Step::Conflict { version: state.version });
             }
-            Ok(State { version, floor: fence, sum })
+            Ok(Contents { version, floor: fence, sum })
         })
     }
 
@@ -88,26 +88,26 @@ impl Record {
     /// # Errors
     /// An [`io::Error`] if the file cannot be written, or is not a record.
     pub fn forget_fences(&self) -> io::Result<Step> {
-        self.step(|state| Ok(State { floor: 0, ..state }))
+        self.step(|state| Ok(Contents { floor: 0, ..state }))
     }
 
     /// # Errors
     /// An [`io::Error`] if the file cannot be read, or is not a record.
-    pub fn look(&self) -> io::Result<State> {
+    pub fn contents(&self) -> io::Result<Contents> {
         let mut line = [0; LENGTH];
         match self.file.read_exact_at(&mut line, 0) {
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(State::default()),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(Contents::default()),
             read => read.and_then(|()| {
                 parse(&line).ok_or_else(|| io::Error::other("the record cannot be read"))
             }),
         }
     }
 
-    fn step(&self, change: impl FnOnce(State) -> Result<State, Step>) -> io::Result<Step> {
+    fn step(&self, change: impl FnOnce(Contents) -> Result<Contents, Step>) -> io::Result<Step> {
         if self.file.try_lock().is_err() {
             return Ok(Step::Busy);
         }
-        let done = self.look().and_then(|state| match change(state) {
+        let done = self.contents().and_then(|state| match change(state) {
             Ok(new) => {
                 let line = format!("{:020} {:020} {:016x}\n", new.version, new.floor, new.sum);
                 // One call with a few bytes: a process that is killed has either made it or not.
@@ -121,10 +121,10 @@ impl Record {
     }
 }
 
-fn parse(line: &[u8]) -> Option<State> {
+fn parse(line: &[u8]) -> Option<Contents> {
     let text = std::str::from_utf8(line).ok()?;
     let mut words = text.split_ascii_whitespace();
-    Some(State {
+    Some(Contents {
         version: words.next()?.parse().ok()?,
         floor: words.next()?.parse().ok()?,
         sum: u64::from_str_radix(words.next()?, 16).ok()?,
@@ -146,26 +146,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_comes_too_late_is_refused() {
+    fn a_write_with_an_older_fence_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("record");
         let (early, late) = (Record::open(&path).unwrap(), Record::open(&path).unwrap());
-        assert_eq!(early.read(1).unwrap(), Step::Done(State { floor: 1, ..State::default() }));
+        assert_eq!(
+            early.read(1).unwrap(),
+            Step::Done(Contents { floor: 1, ..Contents::default() })
+        );
         let Step::Done(read) = late.read(2).unwrap() else { panic!("no newer fence was used") };
         // The second holder has read, so the first may not write any more.
         assert_eq!(early.write(1, 1, sum(0, 1, 1)).unwrap(), Step::Refused { floor: 2 });
         let new = sum(read.sum, 1, 2);
-        let written = State { version: 1, floor: 2, sum: new };
+        let written = Contents { version: 1, floor: 2, sum: new };
         assert_eq!(late.write(2, 1, new).unwrap(), Step::Done(written));
-        assert_eq!(early.look().unwrap(), written);
+        assert_eq!(early.contents().unwrap(), written);
         // The same fence twice: the second write would undo the first.
         assert_eq!(late.write(2, 1, new).unwrap(), Step::Conflict { version: 1 });
         late.forget_fences().unwrap();
-        assert_eq!(early.read(1).unwrap(), Step::Done(State { floor: 1, ..written }));
+        assert_eq!(early.read(1).unwrap(), Step::Done(Contents { floor: 1, ..written }));
     }
 
     #[test]
-    fn a_record_that_somebody_has_locked_is_not_waited_for() {
+    fn a_locked_record_is_not_waited_for() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("record");
         let (one, other) = (Record::open(&path).unwrap(), Record::open(&path).unwrap());

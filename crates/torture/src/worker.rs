@@ -201,31 +201,31 @@ pub fn run(settings: &Settings) -> ExitCode {
 
 /// Waits for the word with which the driver asks the worker to finish. If the driver dies, the worker exits as well.
 fn listen() -> watch::Receiver<bool> {
-    let (tell, told) = watch::channel(false);
+    let (sender, finish) = watch::channel(false);
     thread::spawn(move || {
         let mut word = String::new();
         if io::stdin().read_line(&mut word).is_ok_and(|length| length > 0) {
-            tell.send_replace(true);
+            sender.send_replace(true);
             // Until the driver closes the pipe.
             let _ = io::stdin().read_line(&mut word);
         }
         std::process::exit(3);
     });
-    told
+    finish
 }
 
 /// Records when this process did not run although it was not stopped. Then long delays mean nothing.
 fn watch_the_clock(history_file: Arc<HistoryFile>) {
     thread::spawn(move || {
         let mut last = history_file.note(Event::Tick);
-        let mut said = last;
+        let mut last_tick = last;
         loop {
             thread::sleep(TICK);
             let now = clock::now();
             if now - last > GAP {
                 history_file.note(Event::Gap { since: last });
-            } else if now - said > SIGN_OF_LIFE {
-                said = history_file.note(Event::Tick);
+            } else if now - last_tick > SIGN_OF_LIFE {
+                last_tick = history_file.note(Event::Tick);
             }
             last = now;
         }
@@ -341,21 +341,21 @@ fn record(dir: &Path, thing: usize) -> Option<Record> {
 }
 
 /// The result of an acquire.
-enum Waited<T> {
+enum AcquireResult<T> {
     Granted(T),
     Ended(How),
 }
 
 impl Shared {
     /// Records the request of an acquisition that the store will list with this id.
-    fn ask(&self, thing: usize, id: &str) -> OpId {
+    fn record_request(&self, thing: usize, id: &str) -> OpId {
         let op = self.history_file.next_op();
-        self.ask_as(op, thing, id);
+        self.record_request_as(op, thing, id);
         op
     }
 
     /// The same for an id that contains the number of the acquisition.
-    fn ask_as(&self, op: OpId, thing: usize, id: &str) {
+    fn record_request_as(&self, op: OpId, thing: usize, id: &str) {
         let (thing, id) = (THINGS[thing].name.to_owned(), id.to_owned());
         self.history_file.note(Event::Ask { op, thing, id });
     }

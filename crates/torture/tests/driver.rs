@@ -19,20 +19,20 @@ fn a_run_that_is_stopped_is_inconclusive_and_says_why() {
         let dir = tempfile::tempdir().unwrap();
         let options = ["--minutes", "5", "--seed", "7", "--store", store, "--keep"];
         let mut run = torture().args(options).arg(dir.path()).spawn().unwrap();
-        let mut output = BufReader::new(run.stdout.take().unwrap());
-        let mut said = String::new();
-        output.read_line(&mut said).unwrap();
-        assert_eq!(said, format!("torture: seed 7, 5 minutes on {store}\n"));
+        let mut reader = BufReader::new(run.stdout.take().unwrap());
+        let mut output = String::new();
+        reader.read_line(&mut output).unwrap();
+        assert_eq!(output, format!("torture: seed 7, 5 minutes on {store}\n"));
         until("a worker that has begun", PATIENCE, || {
             let history = std::fs::read_to_string(dir.path().join("worker-0.1.history"));
             let history = history.map_err(|error| error.to_string())?;
             if history.contains(" grant ") { Ok(()) } else { Err(history) }
         });
         kill_process(Pid::from_child(&run), Signal::INT).unwrap();
-        output.read_to_string(&mut said).unwrap();
-        assert_eq!(run.wait().unwrap().code(), Some(2), "{said}");
-        assert!(said.contains("the run was stopped after"), "{said}");
-        assert!(said.ends_with("inconclusive\n"), "{said}");
+        reader.read_to_string(&mut output).unwrap();
+        assert_eq!(run.wait().unwrap().code(), Some(2), "{output}");
+        assert!(output.contains("the run was stopped after"), "{output}");
+        assert!(output.ends_with("inconclusive\n"), "{output}");
     }
 }
 
@@ -40,8 +40,8 @@ fn a_run_that_is_stopped_is_inconclusive_and_says_why() {
 fn a_store_that_is_not_there_is_inconclusive() {
     let run = torture().args(["--store", "sqlite:/dev/null/store.db"]).output().unwrap();
     assert_eq!(run.status.code(), Some(2));
-    let said = String::from_utf8_lossy(&run.stdout);
-    assert!(said.contains("inconclusive: "), "{said}");
+    let stdout = String::from_utf8_lossy(&run.stdout);
+    assert!(stdout.contains("inconclusive: "), "{stdout}");
 }
 
 /// Two rules whose violation is found soon. `scripts/torture --broken-all` tests all of them.
@@ -51,8 +51,8 @@ fn a_broken_rule_is_found_out() {
     for rule in ["lifo", "limit"] {
         let options = ["--minutes", "1", "--seed", "1", "--broken", rule, "--until-found"];
         let run = torture().args(options).output().unwrap();
-        let said = String::from_utf8_lossy(&run.stdout);
-        assert_eq!(run.status.code(), Some(1), "{rule}: {said}");
+        let stdout = String::from_utf8_lossy(&run.stdout);
+        assert_eq!(run.status.code(), Some(1), "{rule}: {stdout}");
     }
 }
 
@@ -68,9 +68,9 @@ fn a_command_that_cannot_break_the_rule_is_refused_before_the_run() {
     ] {
         let options = ["--minutes", "1", "--broken", rule, "--until-found", "--command", command];
         let run = torture().args(options).output().unwrap();
-        let said = String::from_utf8_lossy(&run.stdout);
-        assert_eq!(run.status.code(), Some(2), "{said}");
-        assert!(said.contains(&format!("inconclusive: {says}")), "{said}");
+        let stdout = String::from_utf8_lossy(&run.stdout);
+        assert_eq!(run.status.code(), Some(2), "{stdout}");
+        assert!(stdout.contains(&format!("inconclusive: {says}")), "{stdout}");
     }
 }
 
@@ -82,8 +82,8 @@ fn the_script_knows_all_rules() {
     let script = std::fs::read_to_string(path).unwrap();
     let listed = script.lines().find_map(|line| line.strip_prefix("rules=(")).unwrap();
     let mut listed: Vec<_> = listed.trim_end_matches(')').split(' ').collect();
-    let mut known = leasehold::broken::RULES;
+    let mut rules = leasehold::broken::RULES;
     listed.sort_unstable();
-    known.sort_unstable();
-    assert_eq!(listed, known);
+    rules.sort_unstable();
+    assert_eq!(listed, rules);
 }

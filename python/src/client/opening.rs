@@ -64,7 +64,7 @@ impl Attempt {
 impl Waiting {
     fn add(&self, waker: &Waker) {
         let mut wakers = lock(&self.wakers);
-        if !wakers.iter().any(|known| known.will_wake(waker)) {
+        if !wakers.iter().any(|other| other.will_wake(waker)) {
             wakers.push(waker.clone());
         }
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use pyo3::prelude::*;
 
 use super::shared::Shared;
-use crate::wake::{Parked, lock};
+use crate::wake::{ParkedThread, lock};
 
 /// Only locked with the GIL held, and so never while the process is forked.
 static CLIENTS: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
@@ -29,7 +29,7 @@ pub(crate) fn close_all(py: Python<'_>, limit: Duration) {
     }
     let until = Instant::now() + limit;
     py.detach(|| {
-        let parked = Parked::new();
+        let parked = ParkedThread::new();
         let waker = parked.clone().into();
         let mut cx = std::task::Context::from_waker(&waker);
         let mut closing: Vec<_> = engines

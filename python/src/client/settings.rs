@@ -79,8 +79,8 @@ impl Settings {
             ("answer_timeout", options.answer_timeout.is_some(), remote),
             ("confirm_within", options.confirm_within.is_some(), remote),
         ];
-        for (name, given, known) in settings {
-            if given && !known {
+        for (name, given, is_supported) in settings {
+            if given && !is_supported {
                 let address = &self.address;
                 return Err(Failure::Invalid(format!(
                     "invalid {name}: the store {address} has no such setting: leave it out"

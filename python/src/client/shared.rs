@@ -16,10 +16,10 @@ use crate::wake::lock;
 
 pub(crate) struct Shared {
     settings: Settings,
-    state: Mutex<State>,
+    state: Mutex<ClientState>,
 }
 
-struct State {
+struct ClientState {
     /// The process that the phase is about.
     generation: u32,
     phase: Phase,
@@ -37,7 +37,7 @@ enum Phase {
 
 impl Shared {
     pub(super) fn new(settings: Settings) -> Arc<Self> {
-        let state = State { generation: generation(), phase: Phase::Unopened, closed: false };
+        let state = ClientState { generation: generation(), phase: Phase::Unopened, closed: false };
         let shared = Arc::new(Self { settings, state: Mutex::new(state) });
         registry::add(&shared);
         shared
@@ -48,7 +48,7 @@ impl Shared {
     }
 
     /// Locks the state. Only with the GIL held, so that it is never locked while the process is forked.
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ClientState> {
         let mut state = lock(&self.state);
         if state.generation != generation() {
             state.generation = generation();
@@ -87,7 +87,7 @@ impl Shared {
             attempt.poll(cx)
         });
         let opened = opened.await;
-        self.settle(&attempt, &opened);
+        self.finish_attempt(&attempt, &opened);
         opened
     }
 
@@ -106,7 +106,7 @@ impl Shared {
     }
 
     /// Stores the result of an attempt, unless that was done before, or the client was closed in the meantime.
-    fn settle(&self, attempt: &Arc<Attempt>, opened: &Result<Engine, Failure>) {
+    fn finish_attempt(&self, attempt: &Arc<Attempt>, opened: &Result<Engine, Failure>) {
         let mut state = self.state();
         let is_current = match &state.phase {
             Phase::Opening(current) => std::ptr::eq(current.as_ptr(), Arc::as_ptr(attempt)),

@@ -62,7 +62,7 @@ async def test_the_value_that_was_declared_last_counts(ours: Subject) -> None:
 
 
 @in_loop
-async def test_what_earlier_versions_had(ours: Subject) -> None:
+async def test_names_of_earlier_versions(ours: Subject) -> None:
     for semaphore in (ours.make(3), MemorySemaphore(name=ours.name, value=3)):
         kind = type(semaphore)
         query = {"config": ours.config()} if kind is RedisSemaphore else {}

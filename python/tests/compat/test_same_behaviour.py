@@ -69,7 +69,7 @@ def test_the_public_names_fields_and_defaults(subject: Subject) -> None:
 
 
 @each_kind
-def test_what_cannot_be_made(subject: Subject) -> None:
+def test_invalid_arguments(subject: Subject) -> None:
     for value in (0, -1):
         with pytest.raises(Exception, match=r"(?i)semaphore"):
             subject.make(value)
@@ -115,7 +115,7 @@ async def test_a_pair(subject: Subject) -> None:
 
 @each_kind
 @in_loop
-async def test_releasing_what_is_not_held_does_nothing(subject: Subject) -> None:
+async def test_releasing_an_unknown_slot_does_nothing(subject: Subject) -> None:
     semaphore = subject.make(1)
     result = await semaphore.acquire()
     await semaphore.release("0123456789abcdef0123456789abcdef")
@@ -253,7 +253,7 @@ async def test_cancel_task_after_ttl(subject: Subject) -> None:
 
 @each_kind
 @in_loop
-async def test_cm_releases_whatever_happens(subject: Subject) -> None:
+async def test_cm_releases_however_the_block_ends(subject: Subject) -> None:
     semaphore = subject.make(1)
     with pytest.raises(KeyError):
         async with semaphore.cm():

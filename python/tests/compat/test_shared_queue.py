@@ -77,7 +77,7 @@ def test_the_limit_holds_and_both_make_progress(redis_url: str) -> None:
 
 
 @in_loop
-async def test_waiters_of_both_are_served_in_the_order_in_which_they_asked(redis_url: str) -> None:
+async def test_waiters_of_both_are_served_in_arrival_order(redis_url: str) -> None:
     ours, theirs = (Subject(package, "redis", redis_url) for package in (OURS, THEIRS))
     theirs.name = ours.name
     served: list[str] = []
@@ -99,7 +99,7 @@ async def test_waiters_of_both_are_served_in_the_order_in_which_they_asked(redis
 
 
 @in_loop
-async def test_each_releases_by_id_what_the_other_holds(redis_url: str) -> None:
+async def test_each_releases_slots_of_the_other_by_id(redis_url: str) -> None:
     ours, theirs = (Subject(package, "redis", redis_url) for package in (OURS, THEIRS))
     theirs.name = ours.name
     for holder, other in ((ours, theirs), (theirs, ours)):

@@ -74,8 +74,8 @@ async fn examine(store: &Store) -> Report {
         Some(Deployment::Cluster(seeds)) if !refused => {
             cluster::examine(store, &seeds, &mut report).await;
         }
-        Some(Deployment::Sentinel(own)) if !refused => {
-            sentinel::examine(store, &own, &mut report).await;
+        Some(Deployment::Sentinel(settings)) if !refused => {
+            sentinel::examine(store, &settings, &mut report).await;
         }
         _ => {}
     }

@@ -7,18 +7,18 @@ use leasehold::{Client, Error};
 use nix::sys::signal::Signal;
 
 use crate::advice::limit_reached;
-use crate::args::Patience;
+use crate::args::WaitLimit;
 use crate::failure::{self, CANNOT_RUN, Failure, by_signal, log_line};
 use crate::guard::GuardJob;
 use crate::guard::cleanup::Cleanup;
 use crate::guard::launcher::outer_ids;
-use crate::guard::spare::{Spare, Started};
-use crate::job::{Held, Job, Released};
+use crate::guard::spare::{ForkedGuard, Spare};
+use crate::job::{Job, JobLease, Released};
 use crate::output::ago;
 use crate::program;
 use crate::signals::{Blocked, Signals};
 use crate::store::Store;
-use crate::supervise::{self, End};
+use crate::supervise::{self, ChildEnd};
 use crate::waiting::FirstOutage;
 
 /// How long the release may take. After that the command exits without it, and the lease expires.
@@ -39,32 +39,32 @@ const OPEN_AGAIN: Duration = Duration::from_millis(100);
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limit {
     begun: Instant,
-    patience: Patience,
+    wait_limit: WaitLimit,
 }
 
 impl Limit {
-    pub(super) fn new(patience: Patience) -> Self {
-        Self { begun: Instant::now(), patience }
+    pub(super) fn new(wait_limit: WaitLimit) -> Self {
+        Self { begun: Instant::now(), wait_limit }
     }
 
     /// Returns the remaining time.
-    pub(super) fn patience(self) -> Patience {
-        match self.patience {
+    pub(super) fn wait_limit(self) -> WaitLimit {
+        match self.wait_limit {
             // Zero would be refused, and the store must be asked at least once.
-            Patience::Within(limit) => {
+            WaitLimit::Within(limit) => {
                 let left = limit.saturating_sub(self.begun.elapsed());
-                Patience::Within(left.max(Duration::from_millis(1)))
+                WaitLimit::Within(left.max(Duration::from_millis(1)))
             }
-            patience => patience,
+            wait_limit => wait_limit,
         }
     }
 
     /// Returns the message of the error with the limit that the user gave, not with the remaining time.
     pub(super) fn named_in(self, mut error: Error) -> String {
-        if let (Error::TimedOut { limit, .. }, Patience::Within(asked)) =
-            (&mut error, self.patience)
+        if let (Error::TimedOut { limit, .. }, WaitLimit::Within(given_limit)) =
+            (&mut error, self.wait_limit)
         {
-            *limit = asked;
+            *limit = given_limit;
         }
         error.to_string()
     }
@@ -76,10 +76,10 @@ impl Limit {
         store: &Store,
         signals: &mut Signals,
     ) -> Result<Client, Failure> {
-        let retry_for = match self.patience {
-            Patience::None => Duration::ZERO,
-            Patience::Within(limit) => limit,
-            Patience::Endless => FIRST_CONNECTION,
+        let retry_for = match self.wait_limit {
+            WaitLimit::None => Duration::ZERO,
+            WaitLimit::Within(limit) => limit,
+            WaitLimit::Endless => FIRST_CONNECTION,
         };
         let mut outage = FirstOutage::new(store.place());
         let opened = async {
@@ -115,10 +115,10 @@ impl Limit {
         signals: &mut Signals,
         call: impl Future<Output = Result<T, Failure>>,
     ) -> Result<T, Failure> {
-        let limit = match self.patience {
-            Patience::None => NO_WAIT,
-            Patience::Within(limit) => limit,
-            Patience::Endless => return unless_signalled(signals, call).await,
+        let limit = match self.wait_limit {
+            WaitLimit::None => NO_WAIT,
+            WaitLimit::Within(limit) => limit,
+            WaitLimit::Endless => return unless_signalled(signals, call).await,
         };
         let left = limit.saturating_sub(self.begun.elapsed());
         let call = async {
@@ -130,7 +130,7 @@ impl Limit {
 }
 
 /// The result of [`begin`], which returns in two processes.
-pub(super) enum Begun {
+pub(super) enum CommandOrGuard {
     /// In the command.
     Command(Spare, Signals),
     /// In its guard, at its end: the exit code.
@@ -142,17 +142,17 @@ pub(super) fn begin(
     command: &[OsString],
     grace: Duration,
     cleanup: Cleanup<'_>,
-) -> Result<Begun, Failure> {
+) -> Result<CommandOrGuard, Failure> {
     program::check(command)?;
     let failed = |what, error| Failure::system(CANNOT_RUN, what, error);
     let no_signals = |error| failed("signal handlers could not be installed", error);
     let blocked = Blocked::new().map_err(no_signals)?;
     let nested = std::env::var_os("LEASEHOLD_ID").is_some();
     match Spare::start(&GuardJob { command, grace, nested, cleanup }) {
-        Ok(Started::Command(spare)) => {
-            Ok(Begun::Command(spare, blocked.listen().map_err(no_signals)?))
+        Ok(ForkedGuard::Command(spare)) => {
+            Ok(CommandOrGuard::Command(spare, blocked.listen().map_err(no_signals)?))
         }
-        Ok(Started::Guard(code)) => Ok(Begun::Guard(code)),
+        Ok(ForkedGuard::Guard(code)) => Ok(CommandOrGuard::Guard(code)),
         Err(error) => Err(failed("the leasehold-guard process could not be started", error)),
     }
 }
@@ -226,7 +226,7 @@ pub(super) fn is_nested() -> bool {
 pub(super) async fn under(
     client: &Client,
     job: &Job,
-    held: impl Held,
+    held: impl JobLease,
     waited: Duration,
     spare: Spare,
     signals: &mut Signals,
@@ -237,7 +237,7 @@ pub(super) async fn under(
         log_line(&format!("{what} acquired after {waited}, with fence {fence}"));
     }
     let mut ended = supervise::run(job, &held, spare, client.lifeline(), signals).await;
-    let (started, lost) = (ended.started, matches!(ended.end, Ok(End::Lost(_))));
+    let (started, lost) = (ended.started, matches!(ended.end, Ok(ChildEnd::Lost(_))));
     let mut interrupted = None;
     if started && !lost && ended.end.is_ok() {
         interrupted = hold_at_least(job, &held, acquired, signals).await;
@@ -275,7 +275,7 @@ pub(super) async fn under(
 /// Holds the lease for as long as `--at-least` says, unless it is lost. Returns the signal that ended this early.
 async fn hold_at_least(
     job: &Job,
-    held: &impl Held,
+    held: &impl JobLease,
     acquired: Instant,
     signals: &mut Signals,
 ) -> Option<Signal> {

@@ -13,8 +13,11 @@ pub(crate) fn limit(arguments: &LimitArgs) -> Result<u8, Failure> {
     // Checked before anything is changed, so that all changes are made or none.
     let rate = arguments.rate.map(|rate| rate.with_burst(arguments.burst)).transpose()?;
     let sets_rate = matches!(rate, Some(RateChange::To(_)));
-    let unused =
-        if arguments.capacity.is_some() || sets_rate { Unused::Changed } else { Unused::Refused };
+    let unused = if arguments.capacity.is_some() || sets_rate {
+        UnusedName::Changed
+    } else {
+        UnusedName::Refused
+    };
     with_semaphore(&arguments.store, &arguments.name, unused, async |client, semaphore, stats| {
         match arguments.capacity {
             Some(capacity) if arguments.pin => semaphore.pin(capacity).await?,
@@ -48,54 +51,67 @@ pub(crate) fn limit(arguments: &LimitArgs) -> Result<u8, Failure> {
 }
 
 pub(crate) fn pause(arguments: &PauseArgs) -> Result<u8, Failure> {
-    with_semaphore(&arguments.store, &arguments.name, Unused::Changed, async |_, semaphore, _| {
-        let pause = semaphore.pause().by(who());
-        let pause = match &arguments.reason {
-            Some(reason) => pause.reason(reason),
-            None => pause,
-        };
-        Ok(pause.await?)
-    })
+    with_semaphore(
+        &arguments.store,
+        &arguments.name,
+        UnusedName::Changed,
+        async |_, semaphore, _| {
+            let pause = semaphore.pause().by(who());
+            let pause = match &arguments.reason {
+                Some(reason) => pause.reason(reason),
+                None => pause,
+            };
+            Ok(pause.await?)
+        },
+    )
 }
 
 pub(crate) fn resume(arguments: &ResumeArgs) -> Result<u8, Failure> {
-    with_semaphore(&arguments.store, &arguments.name, Unused::Refused, async |_, semaphore, _| {
-        Ok(semaphore.resume().await?)
-    })
+    with_semaphore(
+        &arguments.store,
+        &arguments.name,
+        UnusedName::Refused,
+        async |_, semaphore, _| Ok(semaphore.resume().await?),
+    )
 }
 
 pub(crate) fn drain(arguments: &DrainArgs) -> Result<u8, Failure> {
-    with_semaphore(&arguments.store, &arguments.name, Unused::Changed, async |_, semaphore, _| {
-        let drain = semaphore.drain().by(who());
-        let drain = match &arguments.reason {
-            Some(reason) => drain.reason(reason),
-            None => drain,
-        };
-        let drain = match arguments.wait {
-            Some(limit) => drain.within(limit),
-            None => drain,
-        };
-        let Err(error) = drain.await else { return Ok(()) };
-        if !matches!(error, leasehold::Error::TimedOut { .. }) {
-            return Err(error.into());
-        }
-        let limit = humantime::format_duration(arguments.wait.unwrap_or_default());
-        let (name, held) = (semaphore.name(), semaphore.stats().await?.held());
-        let permits = match held {
-            1 => format!("1 permit of {name:?} is"),
-            held => format!("{held} permits of {name:?} are"),
-        };
-        let problem = format!("{permits} still held after {limit}; the semaphore stays paused");
-        let advice = format!("see `leasehold show {name}`");
-        Err(Failure::new(NOT_ACQUIRED, format!("{problem}: {advice}")))
-    })
+    with_semaphore(
+        &arguments.store,
+        &arguments.name,
+        UnusedName::Changed,
+        async |_, semaphore, _| {
+            let drain = semaphore.drain().by(who());
+            let drain = match &arguments.reason {
+                Some(reason) => drain.reason(reason),
+                None => drain,
+            };
+            let drain = match arguments.wait {
+                Some(limit) => drain.within(limit),
+                None => drain,
+            };
+            let Err(error) = drain.await else { return Ok(()) };
+            if !matches!(error, leasehold::Error::TimedOut { .. }) {
+                return Err(error.into());
+            }
+            let limit = humantime::format_duration(arguments.wait.unwrap_or_default());
+            let (name, held) = (semaphore.name(), semaphore.stats().await?.held());
+            let permits = match held {
+                1 => format!("1 permit of {name:?} is"),
+                held => format!("{held} permits of {name:?} are"),
+            };
+            let problem = format!("{permits} still held after {limit}; the semaphore stays paused");
+            let advice = format!("see `leasehold show {name}`");
+            Err(Failure::new(NOT_ACQUIRED, format!("{problem}: {advice}")))
+        },
+    )
 }
 
 pub(crate) fn forget(arguments: &ForgetArgs) -> Result<u8, Failure> {
     with_semaphore(
         &arguments.store,
         &arguments.name,
-        Unused::Refused,
+        UnusedName::Refused,
         async |_, semaphore, stats| {
             let name = semaphore.name();
             let (held, waiting) = stats.map_or((0, 0), |stats| (stats.held(), stats.waiting()));
@@ -117,7 +133,7 @@ pub(crate) fn forget(arguments: &ForgetArgs) -> Result<u8, Failure> {
 
 /// What to do with a name that nobody has used yet.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Unused {
+enum UnusedName {
     /// Change it all the same, and say that it is new, because it may be mistyped.
     Changed,
     /// There is nothing to show, to end or to remove.
@@ -128,7 +144,7 @@ enum Unused {
 fn with_semaphore(
     store: &StoreArgs,
     name: &str,
-    unused: Unused,
+    unused: UnusedName,
     work: impl AsyncFnOnce(&Client, &Semaphore, Option<&SemaphoreStats>) -> Result<(), Failure>,
 ) -> Result<u8, Failure> {
     store::block_on(async {
@@ -148,15 +164,15 @@ fn with_semaphore(
 }
 
 /// Fails if the name is that of a lock, or if an unused name is refused.
-async fn check_unused(client: &Client, name: &str, unused: Unused) -> Result<(), Failure> {
+async fn check_unused(client: &Client, name: &str, unused: UnusedName) -> Result<(), Failure> {
     let is_a_lock = matches!(client.locks().lookup_raw(name).await, Ok(Some(_)));
     match unused {
         _ if is_a_lock => {
             let why = "is a lock, and this command is for semaphores: to release a lock, use `leasehold release`";
             Err(Failure::new(NOTHING_THERE, format!("{name:?} {why}")))
         }
-        Unused::Refused => Err(unknown(name)),
-        Unused::Changed => Ok(()),
+        UnusedName::Refused => Err(unknown(name)),
+        UnusedName::Changed => Ok(()),
     }
 }
 

@@ -5,13 +5,14 @@ use std::time::{Duration, Instant, SystemTime};
 use leasehold::{Client, Error, Lock, LockGuard, Retry};
 
 use super::holding::{
-    Begun, JobEnd, Limit, begin, check_nesting, close_client, is_nested, signalled, taken, under,
+    CommandOrGuard, JobEnd, Limit, begin, check_nesting, close_client, is_nested, signalled, taken,
+    under,
 };
-use crate::args::{LockArgs, Patience};
+use crate::args::{LockArgs, WaitLimit};
 use crate::failure::Failure;
 use crate::guard::cleanup::{Cleanup, Kind};
 use crate::guard::spare::Spare;
-use crate::job::{HeldLock, Job, asked_for, grace, margin};
+use crate::job::{HeldLock, Job, grace, lease_to_request, margin};
 use crate::output::ago;
 use crate::signals::Signals;
 use crate::store::{self, Store};
@@ -26,7 +27,7 @@ const ASK_AGAIN: Duration = Duration::from_secs(1);
 
 pub(crate) fn run(arguments: LockArgs) -> Result<u8, Failure> {
     let grace = grace(arguments.grace, arguments.lease, GRACES)?;
-    let limit = Limit::new(patience(&arguments));
+    let limit = Limit::new(wait_limit(&arguments));
     let store = Store::new(&arguments.store)?;
     let cleanup = Cleanup {
         store: &store,
@@ -35,8 +36,8 @@ pub(crate) fn run(arguments: LockArgs) -> Result<u8, Failure> {
         outlives_child: arguments.once_per.is_some(),
     };
     let (spare, mut signals) = match begin(&arguments.command, grace, cleanup)? {
-        Begun::Command(spare, signals) => (spare, signals),
-        Begun::Guard(code) => return Ok(code),
+        CommandOrGuard::Command(spare, signals) => (spare, signals),
+        CommandOrGuard::Guard(code) => return Ok(code),
     };
     store.announce(arguments.verbose);
     store::block_on(async {
@@ -64,10 +65,10 @@ async fn hold_and_run(
         let what = format!("the lock {:?}", lock.key());
         check_nesting(&what, holder.map(|holder| holder.lock_id.to_string()))?;
     }
-    let asked = Instant::now();
+    let begun = Instant::now();
     let guard = acquire(client, store, &lock, &arguments, limit, signals).await?;
     let (waited, kept_until) =
-        (asked.elapsed(), arguments.once_per.and_then(|period| Instant::now().checked_add(period)));
+        (begun.elapsed(), arguments.once_per.and_then(|period| Instant::now().checked_add(period)));
     // On one host there is one clock, so the library keeps no margin. But the guard needs time to kill the child.
     let margin =
         if store.is_on_this_host() { margin(arguments.lease, grace) } else { Duration::ZERO };
@@ -86,10 +87,10 @@ async fn hold_and_run(
 }
 
 /// `--once-per` does not wait: the holder of the lock runs the job in this period, or has run it.
-fn patience(arguments: &LockArgs) -> Patience {
+fn wait_limit(arguments: &LockArgs) -> WaitLimit {
     match arguments.once_per {
-        Some(_) => Patience::None,
-        None => arguments.wait.patience(),
+        Some(_) => WaitLimit::None,
+        None => arguments.wait.wait_limit(),
     }
 }
 
@@ -115,13 +116,13 @@ fn declare(
     grace: Duration,
     limit: Limit,
 ) -> Result<Lock, Failure> {
-    let within = match limit.patience() {
-        Patience::Within(limit) => limit,
-        Patience::None | Patience::Endless => ENDLESS,
+    let within = match limit.wait_limit() {
+        WaitLimit::Within(limit) => limit,
+        WaitLimit::None | WaitLimit::Endless => ENDLESS,
     };
     let retry = Retry::default().times(u32::MAX).max_delay(ASK_AGAIN).within(within);
     // The lock is extended until the child has ended. `--ttl` limits only the child.
-    let lock = client.lock(&arguments.key).lease(asked_for(arguments.lease, grace));
+    let lock = client.lock(&arguments.key).lease(lease_to_request(arguments.lease, grace));
     let lock = match &arguments.label {
         Some(label) => lock.label(label),
         None => lock,
@@ -138,7 +139,7 @@ async fn acquire(
     signals: &mut Signals,
 ) -> Result<LockGuard, Failure> {
     let (code, verbose) = (arguments.wait.conflict_code, arguments.verbose);
-    if limit.patience() == Patience::None {
+    if limit.wait_limit() == WaitLimit::None {
         let attempt = async { Ok(lock.try_acquire().await?) };
         return match limit.bound(store, signals, attempt).await? {
             Some(guard) => Ok(guard),

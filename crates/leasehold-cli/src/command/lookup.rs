@@ -13,7 +13,7 @@ use crate::store::{self, Store};
 
 pub(crate) fn run(arguments: &LookupArgs) -> Result<u8, Failure> {
     store::block_on(async {
-        let client = Store::new(&arguments.store)?.look().await?;
+        let client = Store::new(&arguments.store)?.open_read_only().await?;
         let Some(found) = client.locks().lookup_raw(&arguments.key).await? else {
             let key = &arguments.key;
             let rest = match find(&client, key).await {

@@ -22,7 +22,7 @@ pub(crate) fn run(arguments: &LsArgs) -> Result<u8, Failure> {
         return Err(Failure::usage(format!("ls --watch was replaced: {advice}")));
     }
     store::block_on(async {
-        let client = Store::new(&arguments.store)?.look().await?;
+        let client = Store::new(&arguments.store)?.open_read_only().await?;
         let sections = sections(&client, arguments.all).await?;
         if arguments.json {
             output::print_json(&as_json(sections))?;

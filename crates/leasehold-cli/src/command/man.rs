@@ -154,7 +154,7 @@ mod tests {
     fn every_page_names_the_store_and_has_no_extra_section() {
         let mut all = Arguments::command();
         all.build();
-        for command in all.get_subcommands().filter(|own| own.get_name() != "help") {
+        for command in all.get_subcommands().filter(|command| command.get_name() != "help") {
             let page = page(command.clone()).ok().unwrap();
             assert!(!page.contains(".SH EXTRA"), "{page}");
             let reads = command.get_arguments().any(|argument| argument.get_id() == "store");

@@ -5,14 +5,15 @@ use std::time::Duration;
 use leasehold::{Client, Error, Permit, Semaphore, SemaphoreStats};
 
 use super::holding::{
-    Begun, JobEnd, Limit, begin, check_nesting, close_client, is_nested, signalled, taken, under,
+    CommandOrGuard, JobEnd, Limit, begin, check_nesting, close_client, is_nested, signalled, taken,
+    under,
 };
 use super::limit::{next_start, paused};
-use crate::args::{Patience, RateChange, RunArgs};
+use crate::args::{RateChange, RunArgs, WaitLimit};
 use crate::failure::{Failure, log_line};
 use crate::guard::cleanup::{Cleanup, Kind, LeaseRef};
 use crate::guard::spare::Spare;
-use crate::job::{GRACE, Job, asked_for, grace};
+use crate::job::{GRACE, Job, grace, lease_to_request};
 use crate::signals::Signals;
 use crate::store::{self, Store};
 use crate::waiting::{Waiting, held_by};
@@ -40,7 +41,7 @@ pub(crate) fn run(arguments: RunArgs) -> Result<u8, Failure> {
         let advice = "give a shorter --at-least or a longer --ttl";
         return Err(Failure::usage(format!("{problem}, which ends the permit: {advice}")));
     }
-    let limit = Limit::new(arguments.wait.patience());
+    let limit = Limit::new(arguments.wait.wait_limit());
     let store = Store::new(&arguments.store)?;
     let grace = if store.is_on_this_host() {
         arguments.grace.unwrap_or(GRACE)
@@ -54,8 +55,8 @@ pub(crate) fn run(arguments: RunArgs) -> Result<u8, Failure> {
         outlives_child: false,
     };
     let (spare, mut signals) = match begin(&arguments.command, grace, cleanup)? {
-        Begun::Command(spare, signals) => (spare, signals),
-        Begun::Guard(code) => return Ok(code),
+        CommandOrGuard::Command(spare, signals) => (spare, signals),
+        CommandOrGuard::Guard(code) => return Ok(code),
     };
     store.announce(arguments.verbose);
     store::block_on(async {
@@ -100,7 +101,7 @@ async fn declare(
     arguments: &RunArgs,
     grace: Duration,
 ) -> Result<Semaphore, Failure> {
-    let lease = asked_for(arguments.lease, grace);
+    let lease = lease_to_request(arguments.lease, grace);
     let rate = arguments.rate.map(|rate| rate.with_burst(arguments.burst)).transpose()?;
     // A rate without `-n` does not limit how many run at once.
     let otherwise = if matches!(rate, Some(RateChange::To(_))) { u32::MAX } else { 1 };
@@ -119,7 +120,7 @@ async fn declare(
         Some(RateChange::Removed) | None => semaphore,
     };
     let semaphore = match arguments.ttl {
-        Some(ttl) => semaphore.ttl(asked_for(ttl + HEAD_START, grace)),
+        Some(ttl) => semaphore.ttl(lease_to_request(ttl + HEAD_START, grace)),
         None => semaphore,
     };
     let semaphore = match &arguments.label {
@@ -136,8 +137,8 @@ async fn declare(
     let is_weighed = arguments.weight > 1;
     if is_nested() || arguments.capacity.is_some() || rate.is_some() || is_weighed {
         let stats = client.stats().names([&arguments.name]).unused().fetch().await?;
-        let known = stats.first().map_or(0, SemaphoreStats::capacity);
-        let limit = arguments.capacity.unwrap_or(if known == 0 { otherwise } else { known });
+        let stored = stats.first().map_or(0, SemaphoreStats::capacity);
+        let limit = arguments.capacity.unwrap_or(if stored == 0 { otherwise } else { stored });
         if is_weighed && limit == u32::MAX {
             let (weight, name) = (arguments.weight, &arguments.name);
             let problem = format!("--weight {weight} needs a limit, and {name:?} has only a rate");
@@ -223,16 +224,16 @@ async fn acquire(
     signals: &mut Signals,
 ) -> Result<Permit, Failure> {
     let (code, verbose) = (arguments.wait.conflict_code, arguments.verbose);
-    let acquire = match limit.patience() {
-        Patience::None => {
+    let acquire = match limit.wait_limit() {
+        WaitLimit::None => {
             let attempt = async { Ok(semaphore.try_acquire().weight(arguments.weight).await?) };
             return match limit.bound(store, signals, attempt).await? {
                 Some(permit) => Ok(permit),
                 None => Err(taken(code, verbose, &why_not(semaphore, arguments.weight).await)),
             };
         }
-        Patience::Within(limit) => semaphore.acquire().weight(arguments.weight).within(limit),
-        Patience::Endless => semaphore.acquire().weight(arguments.weight),
+        WaitLimit::Within(limit) => semaphore.acquire().weight(arguments.weight).within(limit),
+        WaitLimit::Endless => semaphore.acquire().weight(arguments.weight),
     };
     let what = format!("{:?}", semaphore.name());
     let mut waiting = Waiting::new(&what, client, &store.place(), arguments.verbose);

@@ -64,7 +64,7 @@ pub(crate) fn run(arguments: &ServeArgs) -> Result<u8, Failure> {
     let mut signals = blocked.listen().map_err(no_signals)?;
     store::block_on(async {
         let client = tokio::select! {
-            client = store.look() => client?,
+            client = store.open_read_only() => client?,
             signal = signals.next_to_end() => return Ok(by_signal(signal as i32)),
         };
         let listener = TcpListener::bind(arguments.listen).await;

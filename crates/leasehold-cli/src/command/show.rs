@@ -20,8 +20,8 @@ pub(crate) fn run(arguments: &ShowArgs) -> Result<u8, Failure> {
         return super::top::watch(&arguments.store, &arguments.name);
     }
     store::block_on(async {
-        let client = Store::new(&arguments.store)?.look().await?;
-        let found = look(&client, &arguments.name).await?;
+        let client = Store::new(&arguments.store)?.open_read_only().await?;
+        let found = find_named(&client, &arguments.name).await?;
         if found.is_empty() {
             return Err(nothing(&arguments.name));
         }
@@ -40,7 +40,7 @@ pub(super) fn nothing(name: &str) -> Failure {
 }
 
 /// The semaphore, lock or pool of that name.
-struct Found {
+struct NamedResource {
     kind: &'static str,
     heading: &'static str,
     text: String,
@@ -48,13 +48,14 @@ struct Found {
 }
 
 /// Returns everything that has the name. If the store denies access to one kind, the others are still shown.
-async fn look(client: &Client, name: &str) -> Result<Vec<Found>, Failure> {
+async fn find_named(client: &Client, name: &str) -> Result<Vec<NamedResource>, Failure> {
     let (mut found, mut refused) = (Vec::new(), None);
-    let semaphore = find(client, name).await.map(|one| one.as_ref().map(Found::semaphore));
-    let lock = client.locks().lookup_raw(name).await.map(|one| one.as_ref().map(Found::lock));
-    let pool = client.pools().lookup(name).await.map(|one| one.as_ref().map(Found::pool));
-    for (kind, looked) in [("semaphore", semaphore), ("lock", lock), ("pool", pool)] {
-        match looked {
+    let semaphore = find(client, name).await.map(|one| one.as_ref().map(NamedResource::semaphore));
+    let lock =
+        client.locks().lookup_raw(name).await.map(|one| one.as_ref().map(NamedResource::lock));
+    let pool = client.pools().lookup(name).await.map(|one| one.as_ref().map(NamedResource::pool));
+    for (kind, answer) in [("semaphore", semaphore), ("lock", lock), ("pool", pool)] {
+        match answer {
             Ok(one) => found.extend(one),
             // A name that is invalid for a lock or a pool cannot be one, which is not an error here.
             Err(Error::InvalidArgument { .. }) if kind != "semaphore" => {}
@@ -92,16 +93,16 @@ pub(super) async fn find_with(
     }))
 }
 
-fn as_text(found: &[Found]) -> String {
+fn as_text(found: &[NamedResource]) -> String {
     if let [only] = found {
         return only.text.clone();
     }
-    let part = |one: &Found| format!("{}\n{}", styled(one.heading, Style::Bold), one.text);
+    let part = |one: &NamedResource| format!("{}\n{}", styled(one.heading, Style::Bold), one.text);
     found.iter().map(part).collect::<Vec<_>>().join("\n")
 }
 
 /// Returns the first kind found, with the other kinds in `also`. The fields of a semaphore stay at the top level.
-fn as_json(found: Vec<Found>) -> Value {
+fn as_json(found: Vec<NamedResource>) -> Value {
     let mut all = found.into_iter().map(|one| {
         let mut value = one.json;
         value["kind"] = one.kind.into();
@@ -123,7 +124,7 @@ fn summed_up(name: &str, summary: &str, table: Option<String>) -> String {
     table.map_or(line.clone(), |table| format!("{line}\n{table}"))
 }
 
-impl Found {
+impl NamedResource {
     fn semaphore(stats: &SemaphoreStats) -> Self {
         let (held, capacity, waiting) = (stats.held(), stats.capacity(), stats.waiting());
         let pinned = if stats.pinned().is_some() { " (pinned)" } else { "" };

@@ -26,7 +26,7 @@ use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, sleep_until};
 
 use self::detail::Detail;
-use self::draw::Look;
+use self::draw::Appearance;
 use self::terminal::Screen;
 use self::text::Charset;
 use self::view::{Effect, View};
@@ -103,7 +103,7 @@ fn session(
         let mut signals = blocked.listen().map_err(no_signals)?;
         let store = Store::new(store)?;
         let opened = async {
-            let client = store.look().await?;
+            let client = store.open_read_only().await?;
             let started = begin(&client).await?;
             Ok::<_, Failure>((client, started))
         };
@@ -112,12 +112,14 @@ fn session(
             opened = opened => opened?,
         };
         let charset = Charset::of_locale();
-        let look = Look { charset, colour: output::in_colour(), place: store.place() };
+        let appearance = Appearance { charset, colour: output::in_colour(), place: store.place() };
         let next_detail = Some(Instant::now()).filter(|_| view.open.is_some());
         let next_poll = Some(next_poll).filter(|_| view.only.is_none());
         let tasks = JoinSet::new();
         let store = Arc::new(store);
-        Session { client, store, view, look, tasks, next_poll, next_detail }.run(signals).await
+        Session { client, store, view, appearance, tasks, next_poll, next_detail }
+            .run(signals)
+            .await
     })
 }
 
@@ -133,7 +135,7 @@ struct Session {
     client: Client,
     store: Arc<Store>,
     view: View,
-    look: Look,
+    appearance: Appearance,
     tasks: JoinSet<Answer>,
     /// `None` while a task reads, and always in `show --watch`.
     next_poll: Option<Instant>,
@@ -160,7 +162,7 @@ impl Session {
                 // The process was continued in the background, and may be in the foreground by now.
                 screen.enter()?;
             }
-            screen.draw(|frame| draw::draw(frame, &mut self.view, &self.look))?;
+            screen.draw(|frame| draw::draw(frame, &mut self.view, &self.appearance))?;
             let tick = Instant::now() + TICK;
             let due = [self.next_poll, self.next_detail].into_iter().flatten().min();
             let due = due.map_or(tick, |due| due.min(tick));

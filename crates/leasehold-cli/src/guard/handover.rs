@@ -32,7 +32,7 @@ pub(crate) struct Start {
 
 /// A message that a guard receives before it has a child.
 #[derive(Debug)]
-pub(super) enum First {
+pub(super) enum EarlyMessage {
     /// The command is about to wait for this lease.
     Waits(LeaseRef),
     /// The command holds its lease.
@@ -83,7 +83,7 @@ impl Start {
     }
 }
 
-impl First {
+impl EarlyMessage {
     /// Waits for the next message. Returns `None` if the command has ended without sending one.
     pub(super) fn receive(mut from: &UnixStream) -> io::Result<Option<Self>> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -134,12 +134,13 @@ mod tests {
     }
 
     #[test]
-    fn everything_arrives_and_a_descriptor_comes_along() {
+    fn all_fields_and_the_descriptor_arrive() {
         let (here, there) = UnixStream::pair().unwrap();
         let (mut read, write) = UnixStream::pair().unwrap();
         start().send(&here, Some(write.as_fd())).unwrap();
         drop(write);
-        let Some(First::Start(received, write)) = First::receive(&there).unwrap() else {
+        let Some(EarlyMessage::Start(received, write)) = EarlyMessage::receive(&there).unwrap()
+        else {
             panic!("not the start");
         };
         assert_eq!(received, start());
@@ -149,7 +150,10 @@ mod tests {
         assert_eq!(text, "over here");
 
         start().send(&here, None).unwrap();
-        assert!(matches!(First::receive(&there).unwrap(), Some(First::Start(_, None))));
+        assert!(matches!(
+            EarlyMessage::receive(&there).unwrap(),
+            Some(EarlyMessage::Start(_, None))
+        ));
     }
 
     #[test]
@@ -159,15 +163,15 @@ mod tests {
         let lease = LeaseRef { name, id };
         send_waits(&lease, &here).unwrap();
         start().send(&here, None).unwrap();
-        let received = First::receive(&there).unwrap();
-        assert!(matches!(received, Some(First::Waits(received)) if received == lease));
-        assert!(matches!(First::receive(&there).unwrap(), Some(First::Start(..))));
+        let received = EarlyMessage::receive(&there).unwrap();
+        assert!(matches!(received, Some(EarlyMessage::Waits(received)) if received == lease));
+        assert!(matches!(EarlyMessage::receive(&there).unwrap(), Some(EarlyMessage::Start(..))));
     }
 
     #[test]
     fn a_command_that_ends_says_nothing() {
         let (here, there) = UnixStream::pair().unwrap();
         drop(here);
-        assert!(First::receive(&there).unwrap().is_none());
+        assert!(EarlyMessage::receive(&there).unwrap().is_none());
     }
 }

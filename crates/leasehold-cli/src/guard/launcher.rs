@@ -16,7 +16,7 @@ use rustix::process::{Pid, getpid, getppid, setpgid};
 
 use super::handover::Start;
 use super::mailbox::{Incoming, Outgoing};
-use super::wire::{LENGTH, Message, News, Order};
+use super::wire::{GuardMessage, LENGTH, Message, Order};
 use crate::failure::NOT_FOUND;
 use crate::signals;
 
@@ -28,7 +28,7 @@ pub(super) struct Launcher {
 }
 
 /// The result of [`Launcher::start`], which returns in two processes.
-pub(super) enum Started {
+pub(super) enum ForkedLauncher {
     /// In the guard: the launcher and its process group.
     Launcher(Pid, Launcher),
     /// In the launcher, if it did not become the child: the exit code.
@@ -41,7 +41,7 @@ impl Launcher {
         command: &[OsString],
         start: &Start,
         control: &mut Option<UnixStream>,
-    ) -> io::Result<Started> {
+    ) -> io::Result<ForkedLauncher> {
         let (socket, theirs) = UnixStream::pair()?;
         socket.set_nonblocking(true)?;
         let guard = getpid();
@@ -51,12 +51,12 @@ impl Launcher {
                 // Before the group is reported. If this fails, the launcher is dead, and its guard reaps it.
                 let _ = setpgid(Some(pid), Some(pid));
                 let launcher = Self { socket, incoming: Incoming::default(), sent: false };
-                Ok(Started::Launcher(pid, launcher))
+                Ok(ForkedLauncher::Launcher(pid, launcher))
             }
             Fork::Copy => {
                 // While a copy is open, neither side notices that the other one has ended.
                 drop((socket, control.take()));
-                Ok(Started::Ended(launch(command, start, &theirs, guard)))
+                Ok(ForkedLauncher::Ended(launch(command, start, &theirs, guard)))
             }
         }
     }
@@ -71,7 +71,7 @@ impl Launcher {
     }
 
     /// Returns why the child could not be run, if the launcher has reported it.
-    pub(super) fn error(&mut self) -> Option<News> {
+    pub(super) fn error(&mut self) -> Option<GuardMessage> {
         let mut socket = &self.socket;
         self.incoming.next(|into| socket.read(into)).ok().flatten()
     }
@@ -92,7 +92,7 @@ fn launch(command: &[OsString], start: &Start, mut guard: &UnixStream, parent: P
     let error = become_the_child(command, start);
     let errno = error.raw_os_error().unwrap_or(Errno::NOEXEC.raw_os_error());
     let mut outgoing = Outgoing::default();
-    outgoing.push(News::NotStarted(errno));
+    outgoing.push(GuardMessage::NotStarted(errno));
     let _ = outgoing.flush(|bytes| guard.write(bytes));
     NOT_FOUND
 }
@@ -109,8 +109,8 @@ const OUTER_IDS: &str = "LEASEHOLD_OUTER_IDS";
 /// Returns the ids of all leases under which this command runs, outermost first. None if it is not nested.
 pub(crate) fn outer_ids() -> Vec<String> {
     let words = |name| std::env::var(name).unwrap_or_default();
-    let (outer, own) = (words(OUTER_IDS), words("LEASEHOLD_ID"));
-    outer.split_whitespace().chain(own.split_whitespace()).map(str::to_owned).collect()
+    let (outer, inner) = (words(OUTER_IDS), words("LEASEHOLD_ID"));
+    outer.split_whitespace().chain(inner.split_whitespace()).map(str::to_owned).collect()
 }
 
 /// Returns the part of a variable that stands for a name: letters and digits of ASCII in upper case, and `_` for every

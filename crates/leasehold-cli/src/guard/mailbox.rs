@@ -89,7 +89,7 @@ impl Incoming {
 
 #[cfg(test)]
 mod tests {
-    use super::super::wire::{News, Order};
+    use super::super::wire::{GuardMessage, Order};
     use super::*;
     use crate::clock::Moment;
 
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_arrive_in_order_whatever_the_socket_takes_at_once() {
+    fn messages_arrive_in_order_after_partial_writes() {
         for step in [1, 2, 5, 9, 100] {
             let mut pipe = Pipe { bytes: VecDeque::new(), room: 13, step };
             let (mut outgoing, mut incoming) = (Outgoing::default(), Incoming::default());
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_reads_stays_small_and_only_the_latest_counts() {
+    fn an_unread_mailbox_stays_small_and_keeps_the_latest_message() {
         let mut pipe = Pipe { bytes: VecDeque::new(), room: 4, step: 9 };
         let mut outgoing = Outgoing::default();
         for micros in 0..1000 {
@@ -168,17 +168,17 @@ mod tests {
     #[test]
     fn the_end_of_the_other_side_is_an_error() {
         let mut incoming = Incoming::default();
-        assert!(incoming.next::<News>(|_| Ok(0)).is_err());
+        assert!(incoming.next::<GuardMessage>(|_| Ok(0)).is_err());
         assert!(
             incoming
-                .next::<News>(|into| {
+                .next::<GuardMessage>(|into| {
                     into.fill(b'?');
                     Ok(into.len())
                 })
                 .is_err()
         );
         let mut outgoing = Outgoing::default();
-        outgoing.push(News::Overdue);
+        outgoing.push(GuardMessage::Overdue);
         assert!(outgoing.flush(|_| Err(ErrorKind::BrokenPipe.into())).is_err());
     }
 }

@@ -153,8 +153,8 @@ mod tests {
         let mut command = unshare();
         command.arg(std::env::current_exe().unwrap()).args(["--exact", &name]);
         let output = command.env(IN_NAMESPACE, "1").output().unwrap();
-        let said = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success() && said.contains("1 passed"), "{said}");
+        let output_text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && output_text.contains("1 passed"), "{output_text}");
     }
 
     #[test]

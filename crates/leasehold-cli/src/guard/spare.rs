@@ -26,7 +26,7 @@ pub(crate) struct Spare {
 
 /// The result of [`Spare::start`], which returns in two processes.
 #[derive(Debug)]
-pub(crate) enum Started {
+pub(crate) enum ForkedGuard {
     /// In the command.
     Command(Spare),
     /// In the guard, at its end: the exit code.
@@ -35,17 +35,17 @@ pub(crate) enum Started {
 
 impl Spare {
     /// Starts the guard. Call it before there is a second thread, and with signals blocked.
-    pub(crate) fn start(job: &GuardJob<'_>) -> io::Result<Started> {
+    pub(crate) fn start(job: &GuardJob<'_>) -> io::Result<ForkedGuard> {
         let (ours, theirs) = UnixStream::pair()?;
         ours.set_nonblocking(true)?;
         Ok(match fork()? {
             Fork::Original(pid) => {
                 let process = Pid::from_raw(pid).map(ChildProcess::new);
-                Started::Command(Self { process, socket: Some(ours) })
+                ForkedGuard::Command(Self { process, socket: Some(ours) })
             }
             Fork::Copy => {
                 drop(ours);
-                Started::Guard(super::run(job, theirs))
+                ForkedGuard::Guard(super::run(job, theirs))
             }
         })
     }

@@ -21,7 +21,7 @@ pub(crate) enum Order {
 
 /// A message from the guard.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum News {
+pub(crate) enum GuardMessage {
     /// The child leads the group of this number, and waits for [`Order::Go`].
     Started(i32),
     /// The child could not be run; the system's error number.
@@ -85,7 +85,7 @@ impl Message for Order {
     }
 }
 
-impl Message for News {
+impl Message for GuardMessage {
     fn pack(self) -> (u8, u64) {
         match self {
             Self::Started(pid) => (b'p', small(pid)),
@@ -127,13 +127,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_said_is_understood() {
+    fn messages_are_decoded_as_encoded() {
         for order in [Order::Until(Moment::NEVER), Order::Signal(15), Order::Stop, Order::Go] {
             assert_eq!(Order::decode(order.encode()).unwrap(), order);
         }
-        let news = [News::Started(4242), News::NotStarted(2), News::Stopped(20), News::Overdue];
-        for news in news.into_iter().chain([News::Stopping, News::Exited(255), News::Killed(9)]) {
-            assert_eq!(News::decode(news.encode()).unwrap(), news);
+        let news = [
+            GuardMessage::Started(4242),
+            GuardMessage::NotStarted(2),
+            GuardMessage::Stopped(20),
+            GuardMessage::Overdue,
+        ];
+        for news in news.into_iter().chain([
+            GuardMessage::Stopping,
+            GuardMessage::Exited(255),
+            GuardMessage::Killed(9),
+        ]) {
+            assert_eq!(GuardMessage::decode(news.encode()).unwrap(), news);
         }
         assert!(Order::decode([b'?'; LENGTH]).is_err());
     }

@@ -130,14 +130,14 @@ impl Change {
 /// The newest events.
 #[derive(Debug, Default)]
 pub(crate) struct Events {
-    kept: VecDeque<Event>,
+    newest: VecDeque<Event>,
     next: u64,
 }
 
 impl Events {
     /// The newest last.
     pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = &Event> + ExactSizeIterator {
-        self.kept.iter()
+        self.newest.iter()
     }
 
     pub(crate) fn add(&mut self, kind: Kind, name: &str, change: Change) {
@@ -151,9 +151,9 @@ impl Events {
     fn push(&mut self, subject: Option<(Kind, String)>, change: Change) {
         let (number, at) = (self.next, SystemTime::now());
         self.next += 1;
-        self.kept.push_back(Event { number, at, subject, change });
-        if self.kept.len() > KEPT {
-            self.kept.pop_front();
+        self.newest.push_back(Event { number, at, subject, change });
+        if self.newest.len() > KEPT {
+            self.newest.pop_front();
         }
     }
 
@@ -162,18 +162,19 @@ impl Events {
         let between = after.at.duration_since(before.at).unwrap_or_default();
         let mut comparison = Comparison { events: self, between, left: MOST_PER_POLL };
         let mut grants = HashMap::new();
-        let known: HashMap<_, _> = before.semaphores.iter().map(|one| (one.name(), one)).collect();
+        let earlier: HashMap<_, _> =
+            before.semaphores.iter().map(|one| (one.name(), one)).collect();
         for one in &after.semaphores {
-            if let Some(before) = known.get(one.name()) {
+            if let Some(before) = earlier.get(one.name()) {
                 comparison.limits(before, one);
             }
-            let count = comparison.semaphore(known.get(one.name()).copied(), one);
+            let count = comparison.semaphore(earlier.get(one.name()).copied(), one);
             if count > 0 {
                 grants.insert(one.name().to_owned(), count);
             }
         }
-        let kept: HashSet<_> = after.semaphores.iter().map(SemaphoreStats::name).collect();
-        for gone in before.semaphores.iter().filter(|one| !kept.contains(one.name())) {
+        let names: HashSet<_> = after.semaphores.iter().map(SemaphoreStats::name).collect();
+        for gone in before.semaphores.iter().filter(|one| !names.contains(one.name())) {
             comparison.ended(gone.name(), gone.holders().iter());
         }
         if after.hidden.is_empty() && before.hidden.is_empty() {
@@ -222,11 +223,11 @@ impl Comparison<'_> {
     /// The number of new holders.
     fn semaphore(&mut self, before: Option<&SemaphoreStats>, after: &SemaphoreStats) -> u32 {
         let held: &[Member] = before.map_or(&[], |before| before.holders());
-        let known: HashSet<_> = held.iter().map(Member::id).collect();
+        let earlier: HashSet<_> = held.iter().map(Member::id).collect();
         let now: HashSet<_> = after.holders().iter().map(Member::id).collect();
         self.ended(after.name(), held.iter().filter(|one| !now.contains(one.id())));
         let mut grants = 0;
-        for new in after.holders().iter().filter(|one| !known.contains(one.id())) {
+        for new in after.holders().iter().filter(|one| !earlier.contains(one.id())) {
             grants += 1;
             self.add(Kind::Semaphore, after.name(), Change::Granted { who: who(new) });
         }
@@ -242,7 +243,7 @@ impl Comparison<'_> {
     }
 
     fn locks(&mut self, before: &[RawLockInfo], after: &[RawLockInfo]) {
-        let known: HashSet<_> = before.iter().map(|lock| (&lock.key, lock.info.fence)).collect();
+        let earlier: HashSet<_> = before.iter().map(|lock| (&lock.key, lock.info.fence)).collect();
         let now: HashSet<_> = after.iter().map(|lock| (&lock.key, lock.info.fence)).collect();
         for lock in before.iter().filter(|lock| !now.contains(&(&lock.key, lock.info.fence))) {
             let at = SystemTime::now();
@@ -251,7 +252,7 @@ impl Comparison<'_> {
             let change = self.end(holder(lock), Some(left), held_for);
             self.add(Kind::Lock, &lock.key, change);
         }
-        for lock in after.iter().filter(|lock| !known.contains(&(&lock.key, lock.info.fence))) {
+        for lock in after.iter().filter(|lock| !earlier.contains(&(&lock.key, lock.info.fence))) {
             self.add(Kind::Lock, &lock.key, Change::Granted { who: holder(lock) });
         }
     }

@@ -78,7 +78,7 @@ fn documented_commands_run_after_a_wait() {
 
 /// The client that releases gives the waiter the shortest time to claim its permit.
 #[test]
-fn a_child_starts_however_short_the_time_to_claim_its_permit_is() {
+fn a_child_starts_with_the_shortest_time_to_claim_a_permit() {
     let server = RedisServer::start();
     let inspector = Inspector::new(&server.url());
     let releasing: Client = {

@@ -166,9 +166,9 @@ fn a_command_waits_through_a_failover_of_a_cluster() {
     let ended = waiting.end();
     assert_eq!((ended.code, &*ended.stdout), (0, "ran\n"), "{ended:?}");
     // The outage may be too short to be reported.
-    let told = format!("redis://{} of {url} cannot be reached: ", cluster.addresses()[primary]);
+    let outage = format!("redis://{} of {url} cannot be reached: ", cluster.addresses()[primary]);
     let outages = ended.stderr.lines().filter(|line| line.contains("cannot be reached"));
-    assert!(outages.clone().all(|line| line.contains(&told)), "{ended:?}");
+    assert!(outages.clone().all(|line| line.contains(&outage)), "{ended:?}");
 
     let addresses = cluster.addresses();
     let down = format!("warn  node         {} primary without slots, does not", addresses[primary]);

@@ -26,20 +26,20 @@ fn a_database_is_a_parameter_or_the_path() {
     let listed = |store: &str| run(store, &["ls"]).stdout.contains("it ");
     assert!(listed(&with) && listed(&format!("{}/1", server.url())));
     assert!(!listed(&server.url()), "database 0 has nothing of it");
-    let said = refused(&format!("{}?timeout=5", server.url()));
-    assert!(said.contains("the parameter \"timeout\" is unknown"), "{said}");
-    let said = refused("redis://127.0.0.1:99999");
-    assert!(said.contains("the port 99999 is not a number from 1 to 65535"), "{said}");
+    let message = refused(&format!("{}?timeout=5", server.url()));
+    assert!(message.contains("the parameter \"timeout\" is unknown"), "{message}");
+    let message = refused("redis://127.0.0.1:99999");
+    assert!(message.contains("the port 99999 is not a number from 1 to 65535"), "{message}");
 }
 
 #[test]
 fn a_store_that_is_no_url_gets_a_hint() {
-    let said = refused("/var/tmp/x.db");
-    assert!(said.contains("for a file write sqlite:/var/tmp/x.db"), "{said}");
-    let said = refused("foo");
-    assert!(!said.contains("memory:"), "{said}");
-    let said = refused("localhost:6379");
-    assert!(said.contains("for a Redis server write redis://localhost:6379"), "{said}");
+    let message = refused("/var/tmp/x.db");
+    assert!(message.contains("for a file write sqlite:/var/tmp/x.db"), "{message}");
+    let message = refused("foo");
+    assert!(!message.contains("memory:"), "{message}");
+    let message = refused("localhost:6379");
+    assert!(message.contains("for a Redis server write redis://localhost:6379"), "{message}");
     assert!(!refused("hunter2@host").contains("hunter2"));
 }
 
@@ -79,7 +79,7 @@ fn names(directory: &Path) -> Vec<String> {
 }
 
 #[test]
-fn what_is_refused_gets_nothing_beside_it() {
+fn a_refused_file_gets_no_files_beside_it() {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name);
     let url = |name: &str| format!("sqlite:{}", path(name).display());
@@ -117,11 +117,11 @@ fn the_doctor_names_the_cause() {
         assert_eq!(ended.code, 69, "{ended:?}");
         ended.stdout
     };
-    let said = doctor("redis://127.0.0.1:1");
-    assert!(said.contains("(Connection refused (os error 111))"), "{said}");
-    assert!(said.contains("nothing listens there"), "{said}");
-    let said = doctor("redis://no-such-host.invalid");
-    assert!(said.contains("the host has no address"), "{said}");
+    let output = doctor("redis://127.0.0.1:1");
+    assert!(output.contains("(Connection refused (os error 111))"), "{output}");
+    assert!(output.contains("nothing listens there"), "{output}");
+    let output = doctor("redis://no-such-host.invalid");
+    assert!(output.contains("the host has no address"), "{output}");
     // It takes seconds to load its data, and answers meanwhile.
     let slow = ["--key-load-delay 1000", "--loading-process-events-interval-bytes 1024"];
     let server = RedisServer::start_with(&slow);
@@ -132,12 +132,12 @@ fn the_doctor_names_the_cause() {
     drop(redis);
     let loading = std::thread::scope(|scope| {
         let restart = scope.spawn(|| server.crash());
-        let mut said = String::new();
+        let mut output = String::new();
         until(|| {
-            said = run(&server.url(), &["doctor"]).stdout;
-            said.contains("LOADING Redis is loading") || restart.is_finished()
+            output = run(&server.url(), &["doctor"]).stdout;
+            output.contains("LOADING Redis is loading") || restart.is_finished()
         });
-        said
+        output
     });
     assert!(loading.contains("-> wait until it has loaded its data"), "{loading}");
 }
@@ -180,19 +180,19 @@ fn a_command_that_does_not_exist_does_not_wait() {
 
 #[test]
 fn a_name_inside_itself_is_refused() {
-    let own = env!("CARGO_BIN_EXE_leasehold");
+    let program = env!("CARGO_BIN_EXE_leasehold");
     for store in Store::both() {
         for kind in ["run", "lock"] {
             // Another name between them makes no difference. `--wait` ends a command that is not refused.
-            let inner = [own, kind, "--wait", "5s", "it", "--", "true"];
-            let words = [&[kind, "it", "--", own, "run", "other", "--"], &inner[..]].concat();
+            let inner = [program, kind, "--wait", "5s", "it", "--", "true"];
+            let words = [&[kind, "it", "--", program, "run", "other", "--"], &inner[..]].concat();
             let ended = run(&store.url(), &words);
             assert_eq!(ended.code, 64, "{ended:?}");
             let says = "\"it\" is held by the leasehold command that started this one";
             assert!(ended.stderr.contains(says), "{ended:?}");
         }
         // A lock and a semaphore of the same name are different things.
-        let words = ["run", "it", "--", own, "lock", "it", "--", "true"];
+        let words = ["run", "it", "--", program, "lock", "it", "--", "true"];
         assert_eq!(run(&store.url(), &words).code, 0);
     }
     // A child that outlives its lease may acquire it again.
@@ -205,7 +205,7 @@ fn a_name_inside_itself_is_refused() {
 
 /// Without a terminal, and without -v.
 #[test]
-fn a_job_says_once_that_it_waits_and_for_whom() {
+fn a_job_reports_once_that_it_waits_and_who_holds() {
     for store in Store::both() {
         let inspector = Inspector::new(&store.url());
         let held = inspector.hold("it");
@@ -229,24 +229,24 @@ fn a_job_says_once_that_it_waits_and_for_whom() {
 fn a_variable_makes_both_verbose() {
     let store = Store::local();
     for (kind, what) in [("run", " of \"it\""), ("lock", "lock \"it\"")] {
-        let said = |value: &str| {
+        let stderr_with = |value: &str| {
             let mut command = leasehold(&store.url());
             command.env("LEASEHOLD_VERBOSE", value).args([kind, "it", "--", "true"]);
             ended(command.output().unwrap()).stderr
         };
-        let told = said("1");
-        assert!(told.contains(&format!("{what} acquired after ")), "{told}");
+        let stderr = stderr_with("1");
+        assert!(stderr.contains(&format!("{what} acquired after ")), "{stderr}");
         assert!(
-            told.contains(", with fence ") && told.ends_with(&format!("{what} released\n")),
-            "{told}"
+            stderr.contains(", with fence ") && stderr.ends_with(&format!("{what} released\n")),
+            "{stderr}"
         );
-        assert_eq!(said("0"), "");
+        assert_eq!(stderr_with("0"), "");
     }
 }
 
 /// Runs in its own mount namespace, where that is allowed.
 #[test]
-fn a_disk_that_cannot_be_written_can_be_looked_at() {
+fn a_store_on_a_read_only_disk_can_be_listed() {
     let unshare = ["--mount", "--map-root-user", "true"];
     if !Command::new("unshare").args(unshare).status().is_ok_and(|status| status.success()) {
         return;
@@ -272,7 +272,7 @@ fn a_disk_that_cannot_be_written_can_be_looked_at() {
     "#;
     for how in ["full", "read-only"] {
         let mut command = leasehold("");
-        let own = command.get_program().to_owned();
+        let program = command.get_program().to_owned();
         let mut unshare = Command::new("unshare");
         unshare.args([
             "--mount",
@@ -286,7 +286,7 @@ fn a_disk_that_cannot_be_written_can_be_looked_at() {
             "sh",
         ]);
         command = unshare;
-        command.arg(directory.path()).arg(own).arg(how);
+        command.arg(directory.path()).arg(program).arg(how);
         let ended = ended(command.output().unwrap());
         assert!(
             ended.stdout.contains("held ") && ended.stdout.contains("busy"),

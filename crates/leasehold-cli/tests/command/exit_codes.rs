@@ -36,9 +36,9 @@ fn nothing_there_is_1() {
     assert_eq!((ended.code, &*ended.stderr), (1, "leasehold: the lock \"nothing\" is not held\n"));
     for id in ["7Vd3kQ0aZx1-42", "AAECAwQFBgcICQoLDA0ODw"] {
         let ended = run(&server.url(), &["release", "nothing", id]);
-        let said = "does not hold \"nothing\" and does not wait for it: see `leasehold show nothing`, or for a \
+        let message = "does not hold \"nothing\" and does not wait for it: see `leasehold show nothing`, or for a \
                     lock `leasehold lookup --raw nothing`\n";
-        assert_eq!((ended.code, ended.stderr), (1, format!("leasehold: {id:?} {said}")));
+        assert_eq!((ended.code, ended.stderr), (1, format!("leasehold: {id:?} {message}")));
     }
 }
 
@@ -54,8 +54,8 @@ fn a_lock_is_no_semaphore_and_a_semaphore_no_lock() {
         assert_eq!((ended.code, &*ended.stderr), (0, ""));
         assert!(ended.stdout.starts_with("k1: locked\n"), "{}", ended.stdout);
         let ended = run(&store.url(), &["lookup", "it"]);
-        let said = "the lock \"it\" is not held; for the semaphore see `leasehold show it`";
-        assert_eq!((ended.code, ended.stderr), (1, format!("leasehold: {said}\n")));
+        let message = "the lock \"it\" is not held; for the semaphore see `leasehold show it`";
+        assert_eq!((ended.code, ended.stderr), (1, format!("leasehold: {message}\n")));
         // Names that a lock and a pool cannot have.
         for name in ["fence:it", "holders:it"] {
             assert_eq!(run(&store.url(), &["show", name]).code, 1, "{name}");
@@ -110,8 +110,8 @@ fn our_own_fault_is_70_and_the_child_does_not_outlive_its_guard() {
     kill_process(guard, Signal::KILL).unwrap();
     let ended = running.end();
     assert_eq!(ended.code, 70);
-    let said = "leasehold: the leasehold-guard process was killed, so the child was stopped\n";
-    assert_eq!(ended.stderr, said);
+    let message = "leasehold: the leasehold-guard process was killed, so the child was stopped\n";
+    assert_eq!(ended.stderr, message);
     // The child is gone, or it is a zombie that nobody reaps.
     until(|| {
         std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.is_empty())
@@ -136,7 +136,7 @@ fn exists(pid: &str) -> bool {
 }
 
 #[test]
-fn not_acquired_is_75_or_what_was_asked_for() {
+fn not_acquired_is_75_or_the_conflict_exit_code() {
     let server = RedisServer::start();
     let url = server.url();
     let inspector = Inspector::new(&url);
@@ -154,10 +154,10 @@ fn not_acquired_is_75_or_what_was_asked_for() {
             assert_eq!(line(&["--conflict-exit-code", "9"]).code, 9, "{kind} {wait:?}");
             let fine = line(&["-E", "0"]);
             assert_eq!((fine.code, &*fine.stderr), (0, ""), "{kind} {wait:?}");
-            let told = line(&["-E", "0", "-v"]);
+            let ended = line(&["-E", "0", "-v"]);
             let why = if kind == "run" { "no permit of \"it\"" } else { "the lock \"it\"" };
-            assert_eq!(told.code, 0, "{kind} {wait:?}");
-            assert!(told.stderr.contains(why), "{kind} {wait:?}: {}", told.stderr);
+            assert_eq!(ended.code, 0, "{kind} {wait:?}");
+            assert!(ended.stderr.contains(why), "{kind} {wait:?}: {}", ended.stderr);
         }
     }
     let refused = run(&url, &["run", "--no-wait", "it", "--", "true"]);
@@ -178,8 +178,8 @@ fn a_lost_lease_is_124() {
     for store in Store::both() {
         let ended = run(&store.url(), &["run", "--ttl", "200ms", "it", "--", "sleep", "1000"]);
         assert_eq!(ended.code, 124);
-        let said = "was lost: its TTL of 200ms ended; the child was stopped\n";
-        assert!(ended.stderr.ends_with(said), "{ended:?}");
+        let message = "was lost: its TTL of 200ms ended; the child was stopped\n";
+        assert!(ended.stderr.ends_with(message), "{ended:?}");
     }
 }
 
@@ -191,8 +191,8 @@ fn a_child_under_a_lock_that_runs_for_too_long_is_124() {
         let begun = std::time::Instant::now();
         let ended = run(&store.url(), &words);
         assert!(begun.elapsed() >= std::time::Duration::from_secs(1), "{ended:?}");
-        let said = "the lock \"it\" was lost: its TTL of 1s ended; the child was stopped";
-        assert_eq!((ended.code, ended.stderr), (124, format!("leasehold: {said}\n")));
+        let message = "the lock \"it\" was lost: its TTL of 1s ended; the child was stopped";
+        assert_eq!((ended.code, ended.stderr), (124, format!("leasehold: {message}\n")));
         assert_eq!(run(&store.url(), &["lock", "--no-wait", "it", "--", "true"]).code, 0);
         let words = ["lock", "--ttl", "5000000y", "it", "--", "sh", "-c", "exit 3"];
         assert_eq!(run(&store.url(), &words).code, 3);
@@ -221,12 +221,12 @@ fn a_child_that_cannot_be_run_is_126_or_127() {
     let server = RedisServer::start();
     let ended = run(&server.url(), &["run", "it", "--", "/etc/passwd"]);
     assert_eq!(ended.code, 126);
-    let said = "leasehold: \"/etc/passwd\" could not be run: Permission denied (os error 13)\n";
-    assert_eq!(ended.stderr, said);
+    let message = "leasehold: \"/etc/passwd\" could not be run: Permission denied (os error 13)\n";
+    assert_eq!(ended.stderr, message);
     let ended = run(&server.url(), &["lock", "it", "--", "no-such-command"]);
     assert_eq!(ended.code, 127);
-    let said = "could not be run: No such file or directory (os error 2)\n";
-    assert_eq!(ended.stderr, format!("leasehold: \"no-such-command\" {said}"));
+    let message = "could not be run: No such file or directory (os error 2)\n";
+    assert_eq!(ended.stderr, format!("leasehold: \"no-such-command\" {message}"));
     assert_eq!(
         Inspector::new(&server.url()).held_and_waiting("it"),
         (0, 0),
@@ -270,6 +270,6 @@ fn help_and_version_are_0() {
 #[test]
 fn a_build_that_can_break_rules_lists_them() {
     let listed = run("", &["--broken-rules"]);
-    let known = leasehold::broken::RULES.join("\n") + "\n";
-    assert_eq!((listed.code, listed.stdout), (0, known));
+    let rules = leasehold::broken::RULES.join("\n") + "\n";
+    assert_eq!((listed.code, listed.stdout), (0, rules));
 }

@@ -21,13 +21,13 @@ fn refused(arguments: &[&str]) -> String {
 
 /// Returns each command line with its error.
 fn all_refused(lines: &[&[&str]]) -> String {
-    let said = lines.iter().map(|words| {
+    let messages = lines.iter().map(|words| {
         let line = words.join(" ").escape_debug().to_string();
         // Shortened for the snapshot.
         let line = line.replace(&"x".repeat(513), "xxx…");
         format!("leasehold {line}\n  {}\n", refused(words))
     });
-    said.collect::<Vec<_>>().concat()
+    messages.collect::<Vec<_>>().concat()
 }
 
 #[test]
@@ -44,14 +44,14 @@ fn commands_that_are_missing_or_unknown() {
 }
 
 #[test]
-fn without_arguments_it_says_what_it_can_do() {
+fn without_arguments_the_help_is_printed() {
     let ended = run("", &[""; 0]);
     assert_eq!((ended.code, &*ended.stdout), (64, ""));
     assert!(ended.stderr.contains("Usage: leasehold <COMMAND>"), "{}", ended.stderr);
 }
 
 #[test]
-fn stores_that_are_none() {
+fn unknown_stores_are_refused() {
     let unknown = refused(&["ls", "--store", "zookeeper://user:secret@host"]);
     assert!(unknown.starts_with("invalid store: there is no store \"zookeeper:\""), "{unknown}");
     assert!(!unknown.contains("secret"), "{unknown}");
@@ -72,8 +72,8 @@ fn stores_that_are_none() {
         ("secret@host:6379", "it is not a URL"),
         ("  ", "--store is empty: give a URL, or leave it out"),
     ] {
-        let said = refused(&["ls", "--store", store]);
-        assert!(said.contains(hint) && !said.contains("secret"), "{said}");
+        let message = refused(&["ls", "--store", store]);
+        assert!(message.contains(hint) && !message.contains("secret"), "{message}");
     }
     let odd = refused(&["ls", "--store", "redis://user:secret@host:port"]);
     assert!(
@@ -85,20 +85,20 @@ fn stores_that_are_none() {
 
 /// A user who writes `--store "$URL"` means some store, even if `URL` is empty.
 #[test]
-fn stores_that_would_exclude_nobody() {
+fn empty_and_unshared_stores_are_refused() {
     let command = || {
         let mut command = leasehold("");
         command.env_remove("LEASEHOLD_STORE");
         command
     };
-    let said = |store: &str| {
+    let message = |store: &str| {
         let ended =
             ended(command().args(["run", "--store", store, "it", "--", "true"]).output().unwrap());
         assert_eq!(ended.code, 64, "{ended:?}");
         ended.stderr
     };
-    assert_eq!(said(""), "leasehold: --store is empty: give a URL, or leave it out\n");
-    assert!(said("memory:").contains("would limit nothing"), "{}", said("memory:"));
+    assert_eq!(message(""), "leasehold: --store is empty: give a URL, or leave it out\n");
+    assert!(message("memory:").contains("would limit nothing"), "{}", message("memory:"));
     // As after `LEASEHOLD_STORE=$(cat FILE)` without that file.
     let ended = run("", &["run", "it", "--", "true"]);
     assert_eq!(ended.code, 64, "{ended:?}");
@@ -107,7 +107,7 @@ fn stores_that_would_exclude_nobody() {
 }
 
 #[test]
-fn who_looks_makes_no_store() {
+fn reading_commands_create_no_store() {
     let store = Store::local();
     for arguments in
         [&["ls"][..], &["show", "it"], &["lookup", "it"], &["release", "it", "7Vd3kQ0aZx1-42"]]
@@ -121,7 +121,7 @@ fn who_looks_makes_no_store() {
 }
 
 #[test]
-fn a_file_of_somebody_else_is_left_alone() {
+fn a_file_of_another_program_is_not_changed() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("notes.txt");
     std::fs::write(&file, "nothing to do with leases, and open to others").unwrap();
@@ -232,8 +232,8 @@ fn no_store_at_all() {
     let output = leasehold("").env_remove("LEASEHOLD_STORE").env_remove("HOME").arg("ls").output();
     let output = output.unwrap();
     assert_eq!(output.status.code(), Some(64));
-    let said = "leasehold: no store: give --store URL, or set LEASEHOLD_STORE or HOME\n";
-    assert_eq!(String::from_utf8(output.stderr).unwrap(), said);
+    let expected = "leasehold: no store: give --store URL, or set LEASEHOLD_STORE or HOME\n";
+    assert_eq!(String::from_utf8(output.stderr).unwrap(), expected);
 }
 
 #[test]
@@ -265,8 +265,8 @@ fn numbers_and_durations() {
 fn a_grace_that_leaves_no_time_for_renewals() {
     let words = ["run", "--lease", "5s", "--grace", "2s", "it", "--", "true"];
     let ended = run("redis://127.0.0.1:1", &words);
-    let said = "--grace 2s is too long for --lease 5s: at most 833ms, or give --lease 12s";
-    assert_eq!((ended.code, ended.stderr), (64, format!("leasehold: {said}\n")));
+    let message = "--grace 2s is too long for --lease 5s: at most 833ms, or give --lease 12s";
+    assert_eq!((ended.code, ended.stderr), (64, format!("leasehold: {message}\n")));
     let store = Store::local();
     assert_eq!(run(&store.url(), &words).code, 0);
     for grace in ["40s", "5000000y"] {

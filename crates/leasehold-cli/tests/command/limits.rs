@@ -43,14 +43,14 @@ fn a_limit_is_shown_changed_and_pinned() {
             "it: 2 permits, pinned (1 after --unpin)\n"
         );
         fails(&store, &["limit", "it", "4"], 64, &["pinned to 2", "unpin"]);
-        let told = run(&store.url(), &["run", "-n", "5", "it", "--", "true"]);
-        assert_eq!(told.stderr, "leasehold: \"it\" is pinned to 2: -n 5 has no effect\n");
+        let ended = run(&store.url(), &["run", "-n", "5", "it", "--", "true"]);
+        assert_eq!(ended.stderr, "leasehold: \"it\" is pinned to 2: -n 5 has no effect\n");
         let shown: Value = serde_json::from_str(&ok(&store, &["limit", "--json", "it"])).unwrap();
         assert_eq!((&shown["capacity"], &shown["declared"]), (&2.into(), &5.into()));
         assert!(ok(&store, &["ls", "--all"]).contains("2 pinned"));
         assert_eq!(ok(&store, &["limit", "--unpin", "it"]), "it: 5 permits\n");
-        let told = run(&store.url(), &["run", "-n", "1", "it", "--", "true"]);
-        assert_eq!(told.stderr, "leasehold: the limit of \"it\" was 5 and is now 1\n");
+        let ended = run(&store.url(), &["run", "-n", "1", "it", "--", "true"]);
+        assert_eq!(ended.stderr, "leasehold: the limit of \"it\" was 5 and is now 1\n");
         fails(&store, &["limit", "it", "0"], 64, &["0"]);
         fails(&store, &["limit", "it", "5", "--unpin"], 64, &["--unpin"]);
     }
@@ -95,7 +95,7 @@ fn limits_can_be_set_before_the_first_use() {
 }
 
 #[test]
-fn a_limit_that_grows_starts_those_who_wait() {
+fn a_larger_limit_starts_waiting_jobs() {
     for store in Store::both() {
         let line = |word| ["run", "it", "--", "sh", "-c", word];
         let first = Running::start(&store.url(), &line("echo begun; exec sleep 60"));
@@ -111,7 +111,7 @@ fn a_limit_that_grows_starts_those_who_wait() {
 }
 
 #[test]
-fn a_pause_keeps_the_queue_and_tells_why() {
+fn a_pause_keeps_the_queue_and_shows_its_reason() {
     for store in Store::both() {
         ok(&store, &["run", "-n", "2", "it", "--", "true"]);
         fails(&store, &["resume", "another"], 1, &["\"another\""]);
@@ -156,7 +156,7 @@ fn a_drain_ends_when_nobody_holds() {
 }
 
 #[test]
-fn only_what_nobody_uses_is_forgotten_and_only_if_that_is_meant() {
+fn forget_needs_an_unused_name_and_a_confirmation() {
     for store in Store::both() {
         let inspector = Inspector::new(&store.url());
         let held = inspector.hold("it");
@@ -198,10 +198,10 @@ fn the_fence_is_a_number_for_the_shell() {
     let store = Store::local();
     let script = "echo $((LEASEHOLD_FENCE + 0)) $LEASEHOLD_FENCE_PADDED";
     for kind in ["run", "lock"] {
-        let told = ok(&store, &[kind, "it", "--", "sh", "-c", script]);
-        let (plain, padded) = told.trim().split_once(' ').unwrap();
-        assert_eq!(padded.len(), 19, "{told}");
-        assert_eq!(plain, padded.trim_start_matches('0'), "{told}");
+        let stdout = ok(&store, &[kind, "it", "--", "sh", "-c", script]);
+        let (plain, padded) = stdout.trim().split_once(' ').unwrap();
+        assert_eq!(padded.len(), 19, "{stdout}");
+        assert_eq!(plain, padded.trim_start_matches('0'), "{stdout}");
     }
 }
 
@@ -256,9 +256,9 @@ fn a_rate_is_declared_shown_and_changed() {
         assert_eq!(ok(&store, &["limit", "it", "2", "--rate", "none"]), "it: 2 permits\n");
         ok(&store, &["run", "it", "--", "true"]);
         ok(&store, &["run", "--rate", "100/s", "it", "--", "true"]);
-        let told = run(&store.url(), &["run", "--rate", "50/s", "it", "--", "true"]);
+        let ended = run(&store.url(), &["run", "--rate", "50/s", "it", "--", "true"]);
         let says = "the rate of \"it\" was 100 per second and is now 50 per second";
-        assert_eq!(told.stderr, format!("leasehold: {says}\n"));
+        assert_eq!(ended.stderr, format!("leasehold: {says}\n"));
         for (rate, says) in
             [("0/1m", "--rate"), ("many", "100/1m"), ("1000000000000/1s", "10000 per second")]
         {

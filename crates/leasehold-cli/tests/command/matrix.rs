@@ -22,7 +22,7 @@ const LEASE: [&str; 4] = ["--lease", "1200ms", "--grace", "200ms"];
 const LEASE_IS_OVER: Duration = Duration::from_millis(2200);
 
 #[derive(Clone, Copy, PartialEq, Debug)]
-enum Whom {
+enum Process {
     Command,
     Guard,
     Both,
@@ -41,7 +41,7 @@ enum Fate {
 }
 
 #[derive(Clone, Copy, PartialEq, Debug)]
-enum When {
+enum Phase {
     Waiting,
     Granted,
     ChildForked,
@@ -50,38 +50,38 @@ enum When {
 }
 
 #[derive(Clone, Copy, PartialEq, Debug)]
-enum Place {
+enum StoreKind {
     OneHost,
     Redis,
 }
 
 #[derive(Clone, Copy, PartialEq, Debug)]
-struct Cell {
-    whom: Whom,
+struct Case {
+    target: Process,
     fate: Fate,
-    when: When,
-    place: Place,
+    when: Phase,
+    store_kind: StoreKind,
     deaf: bool,
 }
 
-impl Cell {
+impl Case {
     fn all() -> Vec<Self> {
         let fates = [Fate::Killed, Fate::Stopped, Fate::StoppedThenContinued];
         let mut cells = Vec::new();
-        for whom in [Whom::Command, Whom::Guard, Whom::Both] {
+        for target in [Process::Command, Process::Guard, Process::Both] {
             let one_of_two = [Fate::CommandKilled, Fate::GuardKilled];
-            let one_of_two = one_of_two.into_iter().filter(|_| whom == Whom::Both);
+            let one_of_two = one_of_two.into_iter().filter(|_| target == Process::Both);
             for fate in fates.into_iter().chain(one_of_two) {
                 for when in [
-                    When::Waiting,
-                    When::Granted,
-                    When::ChildForked,
-                    When::ChildRunning,
-                    When::Releasing,
+                    Phase::Waiting,
+                    Phase::Granted,
+                    Phase::ChildForked,
+                    Phase::ChildRunning,
+                    Phase::Releasing,
                 ] {
-                    for place in [Place::OneHost, Place::Redis] {
+                    for store_kind in [StoreKind::OneHost, StoreKind::Redis] {
                         for deaf in [false, true] {
-                            cells.push(Self { whom, fate, when, place, deaf });
+                            cells.push(Self { target, fate, when, store_kind, deaf });
                         }
                     }
                 }
@@ -92,10 +92,10 @@ impl Cell {
 
     /// Returns whether docs/guarantees.md exempts this cell: no process is left that could stop the child in time.
     fn is_exempt(self) -> bool {
-        self.place == Place::Redis
-            && self.whom == Whom::Both
+        self.store_kind == StoreKind::Redis
+            && self.target == Process::Both
             && matches!(self.fate, Fate::Stopped | Fate::StoppedThenContinued)
-            && !matches!(self.when, When::Waiting | When::Releasing)
+            && !matches!(self.when, Phase::Waiting | Phase::Releasing)
     }
 }
 
@@ -185,45 +185,45 @@ fn children(of: Pid) -> Vec<Pid> {
 }
 
 /// Polls without a pause, because the awaited state does not last long.
-fn soon<T>(mut ask: impl FnMut() -> Option<T>) -> T {
+fn soon<T>(mut read: impl FnMut() -> Option<T>) -> T {
     let begun = Instant::now();
     loop {
-        if let Some(answer) = ask() {
+        if let Some(answer) = read() {
             return answer;
         }
         assert!(begun.elapsed() < crate::support::PATIENCE, "the condition did not hold in time");
     }
 }
 
-fn play(cell: Cell, number: usize, redis: &Store) {
+fn play(cell: Case, number: usize, redis: &Store) {
     // Its own store, so that a command stopped in the middle of a transaction does not block other cells.
     let local = Store::local();
-    let store = if cell.place == Place::OneHost { &local } else { redis };
+    let store = if cell.store_kind == StoreKind::OneHost { &local } else { redis };
     let scene = Scene::new(format!("cell-{number}"), &store.url());
     let inspector = Inspector::new(&store.url());
-    let held = (cell.when == When::Waiting).then(|| inspector.hold(&scene.name));
+    let held = (cell.when == Phase::Waiting).then(|| inspector.hold(&scene.name));
     let mut running = match cell.when {
-        When::ChildRunning | When::Releasing => scene.start_and_begin(cell.deaf),
+        Phase::ChildRunning | Phase::Releasing => scene.start_and_begin(cell.deaf),
         _ => scene.start(cell.deaf),
     };
     let guard = || soon(|| children(running.pid()).first().copied());
     let guard = match cell.when {
-        When::Waiting => {
+        Phase::Waiting => {
             until(|| inspector.held_and_waiting(&scene.name) == (1, 1));
             Some(guard())
         }
-        When::Granted => {
+        Phase::Granted => {
             until(|| inspector.held_and_waiting(&scene.name).0 == 1);
-            (cell.whom != Whom::Command).then(guard)
+            (cell.target != Process::Command).then(guard)
         }
-        When::ChildForked => {
+        Phase::ChildForked => {
             let guard = guard();
             soon(|| children(guard).first().copied());
             Some(guard)
         }
-        When::ChildRunning | When::Releasing => {
+        Phase::ChildRunning | Phase::Releasing => {
             let guard = guard();
-            if cell.when == When::Releasing {
+            if cell.when == Phase::Releasing {
                 std::fs::write(scene.directory.path().join("end"), "").unwrap();
                 soon(|| scene.has("ended").then_some(()));
             }
@@ -232,12 +232,12 @@ fn play(cell: Cell, number: usize, redis: &Store) {
     };
     // A process that has already ended cannot be signalled.
     let hit_command = |signal| {
-        if cell.whom != Whom::Guard {
+        if cell.target != Process::Guard {
             let _ = kill_process(running.pid(), signal);
         }
     };
     let hit_guard = |signal| {
-        if let Some(guard) = guard.filter(|_| cell.whom != Whom::Command) {
+        if let Some(guard) = guard.filter(|_| cell.target != Process::Command) {
             let _ = kill_process(guard, signal);
         }
     };
@@ -267,9 +267,9 @@ fn play(cell: Cell, number: usize, redis: &Store) {
     // A stopped command on the local store keeps its permit, and may have stopped in the middle of a transaction.
     let code = scene.next("4s");
     let is_killed = matches!(cell.fate, Fate::Killed | Fate::CommandKilled);
-    let may_keep = !is_killed && cell.place == Place::OneHost || cell.is_exempt();
+    let may_keep = !is_killed && cell.store_kind == StoreKind::OneHost || cell.is_exempt();
     // If the command is not hit, or continues, its child may continue as well.
-    let lives = cell.fate == Fate::StoppedThenContinued || cell.whom == Whom::Guard;
+    let lives = cell.fate == Fate::StoppedThenContinued || cell.target == Process::Guard;
     assert!(code == 0 || may_keep || lives, "{cell:?}: the permit did not pass on");
     assert!(!scene.has("two at once") || cell.is_exempt(), "{cell:?}: two children at once");
 
@@ -311,22 +311,22 @@ fn side_by_side<T: Copy + Send + Sync>(cells: &[T], work: impl Fn(T, usize) + Sy
 #[test]
 fn never_two_children_and_no_process_left_in_any_state() {
     let redis = Store::redis();
-    side_by_side(&Cell::all(), |cell, number| play(cell, number, &redis));
+    side_by_side(&Case::all(), |cell, number| play(cell, number, &redis));
 }
 
 /// The guard is killed as soon as the child exists.
 #[test]
 fn a_guard_that_is_killed_early_leaves_no_child() {
     let redis = Store::redis();
-    let cells: Vec<_> = [Place::OneHost, Place::Redis]
+    let cells: Vec<_> = [StoreKind::OneHost, StoreKind::Redis]
         .into_iter()
-        .flat_map(|place| [When::Granted, When::ChildForked].map(|when| (place, when)))
-        .flat_map(|(place, when)| {
-            [false, true].map(|deaf| Cell {
-                whom: Whom::Guard,
+        .flat_map(|store_kind| [Phase::Granted, Phase::ChildForked].map(|when| (store_kind, when)))
+        .flat_map(|(store_kind, when)| {
+            [false, true].map(|deaf| Case {
+                target: Process::Guard,
                 fate: Fate::Killed,
                 when,
-                place,
+                store_kind,
                 deaf,
             })
         })
@@ -337,7 +337,7 @@ fn a_guard_that_is_killed_early_leaves_no_child() {
 
 /// The command is stopped and cannot read, while the guard has much to report.
 #[test]
-fn a_guard_that_nobody_listens_to_ends_its_child_in_time() {
+fn a_guard_without_a_reader_ends_its_child_in_time() {
     let redis = Store::redis();
     side_by_side(&[(); 20], |(), number| {
         let scene = Scene::new(format!("storm-{number}"), &redis.url());
@@ -361,7 +361,7 @@ fn a_guard_that_nobody_listens_to_ends_its_child_in_time() {
 
 /// When the guard continues, it must read the new deadlines before it acts on the old one.
 #[test]
-fn a_guard_that_was_stopped_leaves_a_child_alone_whose_lease_is_valid() {
+fn a_stopped_guard_does_not_end_a_child_with_a_valid_lease() {
     let redis = Store::redis();
     side_by_side(&[(); 8], |(), number| {
         let scene = Scene::new(format!("pause-{number}"), &redis.url());

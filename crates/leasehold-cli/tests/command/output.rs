@@ -7,9 +7,9 @@ use testkit::redis_server::RedisServer;
 use crate::support::{Inspector, Running, Store, leasehold, run, until};
 
 /// Replaces values that differ from run to run. A replacement has the same width, because tables fit their contents.
-fn steady(text: &str, known: &[(&str, &str)]) -> String {
+fn steady(text: &str, replacements: &[(&str, &str)]) -> String {
     let mut text = text.to_owned();
-    for (found, replacement) in known {
+    for (found, replacement) in replacements {
         let width = found.chars().count();
         let replacement: String =
             replacement.chars().chain(std::iter::repeat('~')).take(width).collect();
@@ -79,7 +79,7 @@ fn completions_and_the_manual_page() {
 }
 
 #[test]
-fn measuring_a_store_says_what_it_means_and_leaves_nothing() {
+fn a_measurement_is_explained_and_leaves_no_keys() {
     for store in Store::both() {
         let json = run(&store.url(), &["bench", "--for", "700ms", "--json"]);
         assert_eq!((json.code, &*json.stderr), (0, ""));
@@ -91,13 +91,13 @@ fn measuring_a_store_says_what_it_means_and_leaves_nothing() {
         for figure in figures {
             assert!(figure["a_second"].as_f64().is_some_and(|rate| rate > 1.0), "{figure}");
         }
-        let told = run(&store.url(), &["bench", "--for", "700ms"]);
-        assert_eq!((told.code, &*told.stderr), (0, ""));
-        assert!(told.stdout.starts_with("WHAT "), "{}", told.stdout);
+        let bench = run(&store.url(), &["bench", "--for", "700ms"]);
+        assert_eq!((bench.code, &*bench.stderr), (0, ""));
+        assert!(bench.stdout.starts_with("WHAT "), "{}", bench.stdout);
         let says = "\nAcquiring and releasing a permit takes ";
-        assert!(told.stdout.contains(says), "{}", told.stdout);
+        assert!(bench.stdout.contains(says), "{}", bench.stdout);
         let needs_renewals = matches!(store, Store::Redis(_));
-        assert_eq!(told.stdout.contains("--lease below"), needs_renewals, "{}", told.stdout);
+        assert_eq!(bench.stdout.contains("--lease below"), needs_renewals, "{}", bench.stdout);
         let left = run(&store.url(), &["ls"]).stdout;
         assert_eq!(left, "no holders and no waiters\n");
     }
@@ -130,7 +130,7 @@ fn a_semaphore_in_use() {
     let pids = [holder, waiter].map(|member| member.pid().unwrap().to_string());
     let fence = held.fence().to_string();
     let host = holder.host().unwrap();
-    let known = [
+    let replacements = [
         (holder.id(), "HOLDER"),
         (waiter.id(), "WAITER"),
         (&fence, "FENCE"),
@@ -140,7 +140,7 @@ fn a_semaphore_in_use() {
     ];
 
     let shown = run(&server.url(), &["show", "deploy"]).stdout;
-    let shown = steady(&shown, &known);
+    let shown = steady(&shown, &replacements);
     let lines: Vec<_> = shown.lines().collect();
     assert_eq!(lines[0], "deploy: 1 of 1 held, 1 waiting");
     let titles: Vec<_> = lines[2].split_whitespace().collect();
@@ -279,7 +279,7 @@ fn the_holder_of_a_lock_is_the_command() {
 
 /// Each kind alone, and all three under one name.
 #[test]
-fn whatever_has_the_name_is_shown() {
+fn all_kinds_with_the_name_are_shown() {
     for store in Store::both() {
         let inspector = Inspector::new(&store.url());
         let lock = |key: &str| {
@@ -332,7 +332,7 @@ fn only_host(inspector: &Inspector) -> String {
 
 /// What the user may not read does not hide the rest.
 #[test]
-fn a_user_who_may_see_semaphores_only() {
+fn a_user_with_access_to_semaphores_only() {
     let user = "--user alice on >pw ~adv-sem:* &* +@all";
     let server = RedisServer::start_with(&[user]);
     let url = server.url_with("alice", "pw");
@@ -340,13 +340,13 @@ fn a_user_who_may_see_semaphores_only() {
     let ended = run(&url, &["show", "it"]);
     assert_eq!(ended.code, 0, "{ended:?}");
     assert!(ended.stdout.starts_with("it: 1 of 1 held, 0 waiting\n"), "{ended:?}");
-    let said = "leasehold: could not check for a lock \"it\": ";
-    assert!(ended.stderr.starts_with(said), "{ended:?}");
+    let prefix = "leasehold: could not check for a lock \"it\": ";
+    assert!(ended.stderr.starts_with(prefix), "{ended:?}");
     assert_eq!(run(&url, &["show", "nothing"]).code, 77);
 }
 
 #[test]
-fn what_others_have_stored_does_not_reach_the_terminal() {
+fn stored_text_is_escaped_for_the_terminal() {
     let server = RedisServer::start();
     let mut connection = server.connection();
     let later = "99999999999";
@@ -401,7 +401,7 @@ fn verdicts(store: &str) -> Vec<(String, String)> {
 
 fn verdict(store: &str, check: &str) -> String {
     let verdicts = verdicts(store);
-    let found = verdicts.iter().find(|(known, _)| known == check);
+    let found = verdicts.iter().find(|(name, _)| name == check);
     found.unwrap_or_else(|| panic!("no {check} in {verdicts:?}")).1.clone()
 }
 
@@ -482,8 +482,8 @@ fn no_secret_is_printed() {
             scope.spawn(move || {
                 let ended = run(store, command);
                 assert!([64, 69].contains(&ended.code), "{store} {command:?}: {ended:?}");
-                let said = ended.stdout + &ended.stderr;
-                assert!(!said.contains("hunter2"), "{store} {command:?}: {said}");
+                let output = ended.stdout + &ended.stderr;
+                assert!(!output.contains("hunter2"), "{store} {command:?}: {output}");
             });
         }
     });
@@ -497,7 +497,7 @@ fn no_secret_is_printed() {
 
 /// An argument that is not UTF-8 must not cause a panic.
 #[test]
-fn a_mistake_in_a_line_that_is_not_utf8() {
+fn an_error_in_arguments_that_are_not_utf8() {
     use std::os::unix::ffi::OsStrExt;
     let odd = std::ffi::OsStr::from_bytes(b"\xff");
     let ended = run("", &["run".as_ref(), "--frobnicate".as_ref(), odd]);
@@ -533,8 +533,8 @@ fn the_doctor_makes_no_store() {
     let path = place.path().join("typo/store.db");
     let ended = run(&format!("sqlite:{}", path.display()), &["doctor"]);
     assert_eq!((ended.code, &*ended.stderr), (69, ""));
-    let said = format!("\nbad   reachable    there is no store at {}\n", path.display());
-    assert!(ended.stdout.contains(&said), "{}", ended.stdout);
+    let expected = format!("\nbad   reachable    there is no store at {}\n", path.display());
+    assert!(ended.stdout.contains(&expected), "{}", ended.stdout);
     assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0, "a file was created");
     let store = Store::local();
     assert_eq!(run(&store.url(), &["run", "it", "--", "true"]).code, 0);
@@ -542,7 +542,7 @@ fn the_doctor_makes_no_store() {
 }
 
 #[test]
-fn a_user_who_may_not_do_enough() {
+fn a_user_with_too_few_permissions() {
     let user = "--user alice on >pw ~adv-sem:* &* +@all -@admin";
     let server = RedisServer::start_with(&[user]);
     let url = server.url_with("alice", "pw");
@@ -557,7 +557,7 @@ fn a_user_who_may_not_do_enough() {
 
 /// Without the permission, every waiter starts up to a second late.
 #[test]
-fn a_user_who_may_not_publish() {
+fn a_user_without_permission_to_publish() {
     let server = RedisServer::start_with(&["--user alice on >pw ~* &* +@all -publish"]);
     let url = server.url_with("alice", "pw");
     let ended = run(&url, &["doctor"]);

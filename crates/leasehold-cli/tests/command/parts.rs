@@ -29,12 +29,12 @@ pub(crate) fn part(part: &str, arguments: &[&Path]) -> Vec<OsString> {
 
 pub(crate) fn play(part: &str, arguments: &[&str]) {
     match part {
-        "beat" => beat(arguments[0], GoesOn::No),
-        "beat on" => beat(arguments[0], GoesOn::Yes),
+        "beat" => beat(arguments[0], IgnoresSigterm::No),
+        "beat on" => beat(arguments[0], IgnoresSigterm::Yes),
         "family" => family(arguments[0]),
         "slot" => take_a_slot(Path::new(arguments[0])),
-        "alone" => be_alone(Path::new(arguments[0]), GoesOn::No),
-        "alone and deaf" => be_alone(Path::new(arguments[0]), GoesOn::Yes),
+        "alone" => be_alone(Path::new(arguments[0]), IgnoresSigterm::No),
+        "alone and deaf" => be_alone(Path::new(arguments[0]), IgnoresSigterm::Yes),
         "pass by" => drop(take_the_slot(Path::new(arguments[0]))),
         "writer" => write_forever(arguments[0], Path::new(arguments[1])),
         "panic on a screen" => panic_on_a_screen(),
@@ -52,14 +52,14 @@ fn panic_on_a_screen() {
 
 /// Whether the child ignores SIGTERM.
 #[derive(Clone, Copy, PartialEq)]
-enum GoesOn {
+enum IgnoresSigterm {
     Yes,
     No,
 }
 
 /// Writes the time into a file repeatedly.
-fn beat(file: &str, goes_on: GoesOn) {
-    if goes_on == GoesOn::Yes {
+fn beat(file: &str, ignores_sigterm: IgnoresSigterm) {
+    if ignores_sigterm == IgnoresSigterm::Yes {
         ignore_sigterm();
     }
     let mut file = OpenOptions::new().append(true).create(true).open(file).unwrap();
@@ -77,7 +77,7 @@ fn family(file: &str) {
     let line = part("beat on", &[Path::new(file)]);
     let mut grandchild = Command::new(&line[0]).args(&line[1..]).spawn().unwrap();
     std::thread::spawn(move || grandchild.wait());
-    beat(file, GoesOn::Yes);
+    beat(file, IgnoresSigterm::Yes);
 }
 
 /// Takes one of three slots, which the kernel releases when this process dies, and reports if none is free.
@@ -98,8 +98,8 @@ fn take_a_slot(directory: &Path) {
 
 /// Takes the only slot, which the kernel releases when this process dies, and reports if another
 /// process has it. Runs until the file `end` exists.
-fn be_alone(directory: &Path, goes_on: GoesOn) {
-    if goes_on == GoesOn::Yes {
+fn be_alone(directory: &Path, ignores_sigterm: IgnoresSigterm) {
+    if ignores_sigterm == IgnoresSigterm::Yes {
         ignore_sigterm();
     }
     let _slot = take_the_slot(directory);

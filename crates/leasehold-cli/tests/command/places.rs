@@ -51,7 +51,7 @@ fn a_namespace_and_a_lock_prefix() {
 }
 
 #[test]
-fn what_a_user_of_another_namespace_is_to_be_allowed() {
+fn a_user_of_another_namespace_gets_the_missing_permissions() {
     let server = RedisServer::start_with(&["--user alice on >pw ~x &* +@all -@admin"]);
     let url = server.url_with("alice", "pw");
     let advice = |words: &[&str]| {
@@ -95,8 +95,8 @@ fn an_authority_of_ones_own() {
     assert_eq!(run_with(&plain.url(), &variable, &["ls"]).code, 0);
     let missing = run(&server.url(), &["ls", "--ca-certificate", "/nowhere/ca.pem"]);
     assert_eq!(missing.code, 64, "{missing:?}");
-    let said = "leasehold: the certificate \"/nowhere/ca.pem\" cannot be read: No such file";
-    assert!(missing.stderr.starts_with(said), "{missing:?}");
+    let prefix = "leasehold: the certificate \"/nowhere/ca.pem\" cannot be read: No such file";
+    assert!(missing.stderr.starts_with(prefix), "{missing:?}");
 }
 
 /// This takes as long as the connect time-out: the server waits for the end of a line.
@@ -110,21 +110,21 @@ fn a_server_without_tls() {
             scope.spawn(move || {
                 let ended = run(url, &[command]);
                 assert_eq!(ended.code, 69, "{ended:?}");
-                let said = ended.stdout + &ended.stderr;
-                assert!(said.contains("write redis instead of rediss"), "{said}");
+                let output = ended.stdout + &ended.stderr;
+                assert!(output.contains("write redis instead of rediss"), "{output}");
             });
         }
     });
 }
 
 #[test]
-fn a_file_has_none_of_that() {
+fn options_of_redis_are_refused_for_a_file() {
     let store = Store::local();
     for option in ["--namespace", "--lock-prefix", "--lock-layout", "--ca-certificate"] {
         let ended = run(&store.url(), &["run", option, "x", "it", "--", "true"]);
-        let said =
+        let message =
             "is for Redis, but the store is a file: leave it out, or give a Redis URL as --store";
-        assert_eq!((ended.code, ended.stderr), (64, format!("leasehold: {option} {said}\n")));
+        assert_eq!((ended.code, ended.stderr), (64, format!("leasehold: {option} {message}\n")));
     }
     let all = [&PLACE[..], &[("LEASEHOLD_CA_CERTIFICATE", "/nowhere/ca.pem")]].concat();
     let ended = run_with(&store.url(), &all, &["run", "it", "--", "true"]);
@@ -132,7 +132,7 @@ fn a_file_has_none_of_that() {
 }
 
 #[test]
-fn a_layout_of_locks_that_is_none_is_refused() {
+fn an_unknown_lock_layout_is_refused() {
     let server = RedisServer::start();
     let ended = run(&server.url(), &["lock", "--lock-layout", "syncguard-3", "it", "--", "true"]);
     assert_eq!(ended.code, 64, "{ended:?}");

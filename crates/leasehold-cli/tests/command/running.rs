@@ -9,14 +9,14 @@ use testkit::redis_server::RedisServer;
 use crate::support::{Inspector, Running, Store, ended, leasehold, run, until};
 
 #[test]
-fn it_is_told_what_it_holds() {
+fn the_child_receives_its_lease_in_its_environment() {
     let server = RedisServer::start();
     let script = "echo $LEASEHOLD_NAME; echo $LEASEHOLD_ID; echo $LEASEHOLD_FENCE";
     for kind in ["run", "lock"] {
-        let told = run(&server.url(), &[kind, "some name", "--", "sh", "-c", script]);
-        assert_eq!((told.code, &*told.stderr), (0, ""));
-        let lines: Vec<_> = told.stdout.lines().collect();
-        let [name, id, fence] = lines[..] else { panic!("{told:?}") };
+        let ended = run(&server.url(), &[kind, "some name", "--", "sh", "-c", script]);
+        assert_eq!((ended.code, &*ended.stderr), (0, ""));
+        let lines: Vec<_> = ended.stdout.lines().collect();
+        let [name, id, fence] = lines[..] else { panic!("{ended:?}") };
         assert_eq!((name, fence.parse::<u64>().is_ok()), ("some name", true));
         if kind == "run" {
             id.parse::<leasehold::AcquisitionId>().unwrap();
@@ -85,7 +85,7 @@ fn a_signal_that_ends_the_child_is_the_commands_end() {
 }
 
 #[test]
-fn it_can_be_stopped_and_goes_on() {
+fn a_running_command_can_be_stopped_and_continued() {
     let server = RedisServer::start();
     let script = "echo ready; read line; echo $line";
     let mut command = leasehold(&server.url());
@@ -104,7 +104,7 @@ fn it_can_be_stopped_and_goes_on() {
 
 /// As `nohup` and a shell's background jobs ignore signals.
 #[test]
-fn what_was_to_be_ignored_is_ignored_by_all() {
+fn ignored_signals_stay_ignored_in_the_child() {
     let server = RedisServer::start();
     let url = server.url();
     let binary = env!("CARGO_BIN_EXE_leasehold");
@@ -116,9 +116,9 @@ fn what_was_to_be_ignored_is_ignored_by_all() {
     command.args(["-c", &script]).stdin(Stdio::piped());
     let mut running = Running::of(command);
     let input = running.input();
-    let said = running.line();
-    let mask = said.split_whitespace().nth(1).unwrap();
-    assert_eq!(u64::from_str_radix(mask, 16).unwrap() & 1, 1, "{said}");
+    let line = running.line();
+    let mask = line.split_whitespace().nth(1).unwrap();
+    assert_eq!(u64::from_str_radix(mask, 16).unwrap() & 1, 1, "{line}");
     running.signal(Signal::HUP);
     drop(input);
     assert_eq!(running.end().code, 4);
@@ -156,7 +156,7 @@ fn without_a_number_it_uses_the_capacity_that_there_is() {
 }
 
 #[test]
-fn whoever_is_left_behind_ends_before_the_permit_is_given_back() {
+fn orphans_end_before_the_permit_is_released() {
     let server = RedisServer::start();
     let inspector = Inspector::new(&server.url());
     // The left process closes its output, so that only the guard waits for it.
@@ -171,7 +171,7 @@ fn whoever_is_left_behind_ends_before_the_permit_is_given_back() {
 }
 
 #[test]
-fn being_verbose_it_says_what_it_does() {
+fn verbose_output_reports_the_steps() {
     let server = RedisServer::start();
     let inspector = Inspector::new(&server.url());
     let held = inspector.hold("it");
@@ -186,7 +186,7 @@ fn being_verbose_it_says_what_it_does() {
 
 /// Reported once per holder, not once per second.
 #[test]
-fn being_verbose_it_says_who_has_the_lock() {
+fn verbose_output_names_the_holder_of_the_lock() {
     let server = RedisServer::start();
     let inspector = Inspector::new(&server.url());
     let lock = inspector.client.lock("it").label("nightly").build().unwrap();

@@ -43,7 +43,7 @@ fn at_least_is_not_longer_than_the_ttl() {
 }
 
 #[test]
-fn a_job_runs_once_in_a_period_although_nobody_is_there() {
+fn a_job_runs_once_per_period_after_its_command_has_ended() {
     for store in Store::both() {
         let inspector = Inspector::new(&store.url());
         let once = |period: &str, command: &[&str]| {
@@ -87,7 +87,7 @@ fn until_the_child_ended(running: &Running) {
 
 /// A signal, or a store that does not answer, when the command keeps the lock for the rest of the period.
 #[test]
-fn a_job_that_ran_stays_locked_whatever_happens_at_its_end() {
+fn a_job_that_ran_stays_locked_however_it_ends() {
     for interrupted in [true, false] {
         let server = RedisServer::start();
         let proxy = FaultProxy::start(server.port());

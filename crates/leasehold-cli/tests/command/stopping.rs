@@ -279,7 +279,7 @@ fn on_one_host_a_permit_passes_on_only_when_the_whole_group_is_gone() {
 
 /// The lease is renewed in time, many times over.
 #[test]
-fn a_child_whose_command_lives_is_left_alone() {
+fn a_child_runs_while_its_command_renews() {
     let server = RedisServer::start();
     let directory = tempfile::tempdir().unwrap();
     for (kind, options) in [("run", "--heartbeat"), ("lock", "--lease")] {

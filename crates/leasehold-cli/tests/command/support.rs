@@ -107,8 +107,8 @@ pub(crate) fn ended(output: Output) -> Ended {
 #[derive(Debug)]
 pub(crate) struct Running {
     child: Child,
-    stdout: Heard,
-    stderr: Heard,
+    stdout: Captured,
+    stderr: Captured,
     /// How much of the output was read.
     read: usize,
 }
@@ -123,8 +123,8 @@ impl Running {
     pub(crate) fn of(mut command: Command) -> Self {
         let command = command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
-        let stdout = Heard::listen(child.stdout.take().unwrap());
-        let stderr = Heard::listen(child.stderr.take().unwrap());
+        let stdout = Captured::listen(child.stdout.take().unwrap());
+        let stderr = Captured::listen(child.stderr.take().unwrap());
         Self { child, stdout, stderr, read: 0 }
     }
 
@@ -205,15 +205,15 @@ impl Drop for Running {
 
 /// What has arrived through a pipe or a terminal so far.
 #[derive(Clone, Debug)]
-pub(crate) struct Heard {
+pub(crate) struct Captured {
     bytes: Arc<Mutex<Vec<u8>>>,
     ended: Arc<AtomicBool>,
 }
 
-impl Heard {
+impl Captured {
     pub(crate) fn listen(mut from: impl Read + Send + 'static) -> Self {
-        let heard = Self { bytes: Arc::default(), ended: Arc::default() };
-        let there = heard.clone();
+        let output = Self { bytes: Arc::default(), ended: Arc::default() };
+        let there = output.clone();
         std::thread::spawn(move || {
             let mut bytes = [0; 4096];
             while let Ok(read @ 1..) = from.read(&mut bytes) {
@@ -221,7 +221,7 @@ impl Heard {
             }
             there.ended.store(true, Ordering::Release);
         });
-        heard
+        output
     }
 
     pub(crate) fn so_far(&self) -> String {

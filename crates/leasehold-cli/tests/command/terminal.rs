@@ -12,7 +12,7 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 use testkit::redis_server::RedisServer;
 
-use crate::support::{Heard, Inspector, PATIENCE, PAUSE, until};
+use crate::support::{Captured, Inspector, PATIENCE, PAUSE, until};
 
 const CTRL_C: &str = "\x03";
 const CTRL_D: &str = "\x04";
@@ -21,7 +21,7 @@ const CTRL_Z: &str = "\x1a";
 /// A pseudo-terminal with a running program.
 struct Terminal {
     keyboard: File,
-    screen: Heard,
+    screen: Captured,
     child: std::process::Child,
     seen: usize,
 }
@@ -53,7 +53,7 @@ impl Terminal {
         command.stdin(stdio()).stdout(stdio()).stderr(stdio());
         let child = command.spawn().unwrap();
         let keyboard = File::from(master);
-        let screen = Heard::listen(keyboard.try_clone().unwrap());
+        let screen = Captured::listen(keyboard.try_clone().unwrap());
         Self { keyboard, screen, child, seen: 0 }
     }
 
@@ -100,7 +100,7 @@ impl Drop for Terminal {
 }
 
 #[test]
-fn who_waits_sees_his_place_and_who_is_ahead() {
+fn a_waiter_sees_its_place_and_the_holder() {
     let server = RedisServer::start();
     let inspector = Inspector::new(&server.url());
     let held = inspector.hold("deploy");
@@ -133,7 +133,7 @@ fn on_a_narrow_terminal_the_label_is_cut_last() {
 }
 
 #[test]
-fn who_waits_for_a_lock_sees_who_holds_it_and_for_how_long() {
+fn a_waiter_for_a_lock_sees_its_holder_and_age() {
     let server = RedisServer::start();
     let inspector = Inspector::new(&server.url());
     let lock = inspector.client.lock("it").label("nightly").build().unwrap();
@@ -239,7 +239,7 @@ fn ctrl_z_stops_the_job_and_the_shell_continues_it() {
 }
 
 #[test]
-fn ctrl_z_stops_who_waits() {
+fn ctrl_z_stops_a_waiting_command() {
     let server = RedisServer::start();
     let inspector = Inspector::new(&server.url());
     let held = inspector.hold("it");
@@ -259,7 +259,7 @@ fn ctrl_z_stops_who_waits() {
 
 /// Without a shell nothing could continue the command.
 #[test]
-fn ctrl_z_without_a_shell_stops_nobody() {
+fn ctrl_z_without_a_shell_stops_no_process() {
     let server = RedisServer::start();
     let mut terminal = Terminal::leasehold(&server.url(), &["run", "it", "--", "cat"]);
     terminal.types("one\r");

@@ -65,7 +65,7 @@ impl Drop for Queue {
 }
 
 #[test]
-fn it_draws_what_is_held_and_how_many_wait_in_every_size() {
+fn top_draws_holders_and_waiters_in_every_size() {
     for store in Store::both() {
         let inspector = Inspector::new(&store.url());
         let _held = inspector.hold("deploy");
@@ -239,7 +239,7 @@ fn an_outage_keeps_the_last_numbers_and_ends_by_itself() {
 }
 
 #[test]
-fn without_colour_everything_is_said_in_text() {
+fn without_colour_the_text_has_all_information() {
     let store = Store::local();
     let inspector = Inspector::new(&store.url());
     let _held = inspector.hold("deploy");
@@ -304,7 +304,7 @@ fn one_name_is_watched() {
 }
 
 #[test]
-fn what_it_needs_is_said() {
+fn top_reports_that_it_needs_a_terminal() {
     let store = Store::local();
     let ended = run(&store.url(), &["top"]);
     let expected =
@@ -361,7 +361,7 @@ fn it_is_idle_between_polls() {
 
 /// The users are those of docs/guarantees.md.
 #[test]
-fn a_user_of_the_store_who_may_only_read_is_enough_to_look() {
+fn a_read_only_user_is_enough_to_list() {
     let server = RedisServer::start();
     add_users(&mut server.connection());
     let (user, reader) = ("leasehold", "leasehold-reader");

@@ -30,7 +30,7 @@ fn refused(reply: &Reply, status: u16, says: &str) {
 /// Logs in, and returns the header with the cookie.
 fn log_in(console: &Console) -> String {
     let origin = format!("Origin: http://127.0.0.1:{}\r\n", console.port);
-    let reply = console.ask("POST", "/login", &origin, &format!("token={TOKEN}"));
+    let reply = console.request("POST", "/login", &origin, &format!("token={TOKEN}"));
     assert_eq!(reply.status, 303, "{reply:?}");
     let cookie = reply.header("set-cookie").unwrap();
     assert!(cookie.contains("HttpOnly; SameSite=Strict"), "{cookie}");
@@ -43,10 +43,10 @@ fn without_a_token_nothing_can_be_changed() {
     let console = Console::start(&store.url());
     let page = console.get("/semaphore?name=it");
     assert!(!page.body.contains("data-confirm") && page.body.contains("--token-file"));
-    refused(&console.ask("POST", "/act", "", PAUSE), 403, "--token-file");
-    refused(&console.ask("GET", &format!("/act?{PAUSE}"), "", ""), 403, "--token-file");
+    refused(&console.request("POST", "/act", "", PAUSE), 403, "--token-file");
+    refused(&console.request("GET", &format!("/act?{PAUSE}"), "", ""), 403, "--token-file");
     refused(&console.act(&json!({ "action": "pause", "name": "it" })), 403, "--token-file");
-    refused(&console.ask("POST", "/login", "", "token=x"), 403, "--token-file");
+    refused(&console.request("POST", "/login", "", "token=x"), 403, "--token-file");
     assert_eq!(limit(&store), "it: 2 permits\n");
 }
 
@@ -55,39 +55,47 @@ fn actions_need_the_token_and_come_from_here() {
     let store = store();
     let console = Console::with_token(&store.url());
     assert!(!console.get("/semaphore?name=it").body.contains("data-confirm"));
-    refused(&console.ask("POST", "/act", "", PAUSE), 401, "token");
-    refused(&console.ask("POST", &format!("/act?token={TOKEN}"), "", PAUSE), 401, "token");
+    refused(&console.request("POST", "/act", "", PAUSE), 401, "token");
+    refused(&console.request("POST", &format!("/act?token={TOKEN}"), "", PAUSE), 401, "token");
     let with_token_field = format!("{PAUSE}&token={TOKEN}");
-    refused(&console.ask("POST", "/act", "", &with_token_field), 401, "token");
-    refused(&console.ask("POST", "/api/act", "", "{}"), 401, "token");
-    refused(&console.ask("POST", "/act", &bearer("wrong"), PAUSE), 401, "wrong");
-    refused(&console.ask("POST", "/act", "Authorization: Basic eDp5\r\n", PAUSE), 401, "Bearer");
-    refused(&console.ask("POST", "/act", "Cookie: leasehold=1\r\n", PAUSE), 403, "another site");
+    refused(&console.request("POST", "/act", "", &with_token_field), 401, "token");
+    refused(&console.request("POST", "/api/act", "", "{}"), 401, "token");
+    refused(&console.request("POST", "/act", &bearer("wrong"), PAUSE), 401, "wrong");
+    refused(
+        &console.request("POST", "/act", "Authorization: Basic eDp5\r\n", PAUSE),
+        401,
+        "Bearer",
+    );
+    refused(
+        &console.request("POST", "/act", "Cookie: leasehold=1\r\n", PAUSE),
+        403,
+        "another site",
+    );
 
     let session = log_in(&console);
     let cookie = session.lines().last().unwrap();
     for origin in ["http://evil.example", "null", "http://127.0.0.1:1", "http://localhost"] {
         let headers = format!("Origin: {origin}\r\n{cookie}\r\n");
-        refused(&console.ask("POST", "/act", &headers, PAUSE), 403, "another site");
+        refused(&console.request("POST", "/act", &headers, PAUSE), 403, "another site");
     }
     let headers = format!("Sec-Fetch-Site: cross-site\r\n{cookie}\r\n");
-    refused(&console.ask("POST", "/act", &headers, PAUSE), 403, "another site");
-    refused(&console.ask("POST", "/act", &format!("{cookie}\r\n"), PAUSE), 403, "another site");
+    refused(&console.request("POST", "/act", &headers, PAUSE), 403, "another site");
+    refused(&console.request("POST", "/act", &format!("{cookie}\r\n"), PAUSE), 403, "another site");
     assert_eq!(limit(&store), "it: 2 permits\n");
 
-    let question = console.ask("GET", &format!("/act?{PAUSE}"), &session, "");
+    let question = console.request("GET", &format!("/act?{PAUSE}"), &session, "");
     refused(&question, 200, "waiters keep their places");
-    let done = console.ask("POST", "/act", &session, PAUSE);
+    let done = console.request("POST", "/act", &session, PAUSE);
     assert_eq!((done.status, done.header("location")), (303, Some("/semaphore?name=it")));
-    let page = console.ask("GET", "/semaphore?name=it", &session, "");
+    let page = console.request("GET", "/semaphore?name=it", &session, "");
     assert!(page.body.contains("it: paused."), "{page:?}");
     assert!(limit(&store).contains("paused"), "{}", limit(&store));
-    let again = console.ask("GET", "/semaphore?name=it", &session, "");
+    let again = console.request("GET", "/semaphore?name=it", &session, "");
     assert!(!again.body.contains("it: paused."), "the message is shown once");
 
-    let out = console.ask("POST", "/logout", &session, "");
+    let out = console.request("POST", "/logout", &session, "");
     assert_eq!(out.status, 303);
-    refused(&console.ask("POST", "/act", &session, "action=resume&name=it"), 401, "token");
+    refused(&console.request("POST", "/act", &session, "action=resume&name=it"), 401, "token");
 }
 
 #[test]
@@ -122,7 +130,7 @@ fn every_action_works_through_the_api() {
 
     // Before the first use.
     let question = "/act?action=pin&name=new&capacity=2";
-    let asked = console.ask("GET", question, &bearer(TOKEN), "");
+    let asked = console.request("GET", question, &bearer(TOKEN), "");
     assert!(asked.body.contains("new was not in use before"), "{asked:?}");
     let pinned = console.act(&json!({ "action": "pin", "name": "new", "capacity": 2 }));
     assert!(pinned.body.contains("limit pinned to 2; it was not in use before"), "{pinned:?}");
@@ -212,20 +220,20 @@ fn only_known_hosts_are_answered() {
     let options = ["--listen", "127.0.0.1:0", "--host", "leases.example.com"];
     let console = Console::start_with(&store.url(), false, &options);
     let port = console.port;
-    let ask = |host: &str| {
+    let request = |host: &str| {
         let request = format!("GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
         console.raw(request.as_bytes())
     };
     for host in ["localhost", "127.0.0.1", "[::1]", "LEASES.example.com"] {
-        assert_eq!(ask(&format!("{host}:{port}")).status, 200, "{host}");
+        assert_eq!(request(&format!("{host}:{port}")).status, 200, "{host}");
     }
-    assert_eq!(ask("leases.example.com").status, 200);
+    assert_eq!(request("leases.example.com").status, 200);
     for host in ["evil.example", "127.0.0.1", "127.0.0.1:1", "", "localhost.evil.example"] {
-        refused(&ask(host), 421, "--host NAME");
+        refused(&request(host), 421, "--host NAME");
     }
     refused(&console.raw(b"GET / HTTP/1.0\r\n\r\n"), 421, "--host NAME");
-    let own = format!("127.0.0.1:{port}");
-    refused(&ask(&format!("{own}\r\nHost: evil.example")), 421, "--host NAME");
+    let host = format!("127.0.0.1:{port}");
+    refused(&request(&format!("{host}\r\nHost: evil.example")), 421, "--host NAME");
 }
 
 /// A browser sends our cookies also with requests of a page on another port of the same host.
@@ -235,22 +243,22 @@ fn a_page_on_another_port_of_the_same_host_is_refused() {
     let options = ["--listen", "127.0.0.1:0", "--host", "leases.example.com"];
     let console = Console::start_with(&store.url(), true, &options);
     let (port, name) = (console.port, "leases.example.com");
-    let ask = |host: &str, headers: &str| {
+    let request = |host: &str, headers: &str| {
         let head = format!("POST /logout HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n");
         console.raw(format!("{head}{headers}\r\n").as_bytes())
     };
-    let (own, other) = (format!("http://{name}:{port}"), format!("http://{name}"));
+    let (origin, other) = (format!("http://{name}:{port}"), format!("http://{name}"));
     let direct = format!("{name}:{port}");
-    assert_eq!(ask(&direct, &format!("Origin: {own}\r\n")).status, 303);
-    refused(&ask(&direct, &format!("Origin: {other}\r\n")), 403, "another site");
-    let same_site = format!("Origin: {own}\r\nSec-Fetch-Site: same-site\r\n");
-    refused(&ask(&direct, &same_site), 403, "another site");
+    assert_eq!(request(&direct, &format!("Origin: {origin}\r\n")).status, 303);
+    refused(&request(&direct, &format!("Origin: {other}\r\n")), 403, "another site");
+    let same_site = format!("Origin: {origin}\r\nSec-Fetch-Site: same-site\r\n");
+    refused(&request(&direct, &same_site), 403, "another site");
     // Behind a proxy, which forwards the name or replaces it.
     let page = format!("Origin: https://{name}\r\n");
     let same_origin = format!("{page}Sec-Fetch-Site: same-origin\r\n");
-    assert_eq!(ask(name, &page).status, 303);
-    assert_eq!(ask(&format!("127.0.0.1:{port}"), &page).status, 303);
-    assert_eq!(ask(&direct, &same_origin).status, 303);
+    assert_eq!(request(name, &page).status, 303);
+    assert_eq!(request(&format!("127.0.0.1:{port}"), &page).status, 303);
+    assert_eq!(request(&direct, &same_origin).status, 303);
 }
 
 #[test]
@@ -258,7 +266,7 @@ fn every_answer_has_the_headers() {
     let store = store();
     let console = Console::with_token(&store.url());
     let wrong = b"GET / HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n";
-    let mut replies = vec![console.raw(wrong), console.ask("POST", "/act", "", PAUSE)];
+    let mut replies = vec![console.raw(wrong), console.request("POST", "/act", "", PAUSE)];
     for path in ["/", "/nothing", "/api/overview", "/metrics", "/style.css", "/login", "/api/x"] {
         replies.push(console.get(path));
     }
@@ -285,16 +293,16 @@ fn other_addresses_need_the_token_for_everything() {
         refused(&console.get(path), 401, "token");
         // A stream does not end.
         if path != "/live" {
-            let reply = console.ask("GET", path, &bearer(TOKEN), "");
+            let reply = console.request("GET", path, &bearer(TOKEN), "");
             assert_eq!(reply.status, 200, "{reply:?}");
         }
-        refused(&console.ask("GET", path, &bearer("wrong"), ""), 401, "wrong");
+        refused(&console.request("GET", path, &bearer("wrong"), ""), 401, "wrong");
     }
-    let browser = console.ask("GET", "/", "Accept: text/html\r\n", "");
+    let browser = console.request("GET", "/", "Accept: text/html\r\n", "");
     assert_eq!((browser.status, browser.header("location")), (303, Some("/login")));
     assert_eq!(console.get("/login").status, 200);
     assert_eq!(console.get("/healthz").body, "ok\n");
-    assert_eq!(console.ask("GET", "/", &log_in(&console), "").status, 200);
+    assert_eq!(console.request("GET", "/", &log_in(&console), "").status, 200);
 }
 
 #[test]
@@ -331,7 +339,7 @@ fn bad_token_files_and_addresses_are_refused() {
 
 /// The users are those of docs/guarantees.md.
 #[test]
-fn a_user_of_the_store_who_may_only_read_is_enough_to_look() {
+fn a_read_only_user_is_enough_to_list() {
     let server = RedisServer::start();
     add_users(&mut server.connection());
     let (user, reader) = ("leasehold", "leasehold-reader");
@@ -359,7 +367,7 @@ fn waiters_are_cancelled_by_hand() {
         crate::support::until(|| console.json("/api/semaphores")["semaphores"][0]["waiting"] == 1);
         let shown = console.json("/api/semaphores/it");
         let id = shown["waiters"][0]["id"].as_str().unwrap();
-        let page = console.ask("GET", "/semaphore?name=it", &bearer(TOKEN), "").body;
+        let page = console.request("GET", "/semaphore?name=it", &bearer(TOKEN), "").body;
         assert!(page.contains("value=\"cancel\"") && page.contains(id), "{page}");
         let body = json!({ "action": "cancel", "name": "it", "id": id });
         let cancelled = console.act(&body);

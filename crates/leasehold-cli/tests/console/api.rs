@@ -83,12 +83,12 @@ fn promtool(metrics: &str) {
     tool.stdin.take().unwrap().write_all(metrics.as_bytes()).unwrap();
     let ended = tool.wait_with_output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
-    let said = (ended.status.code(), text(ended.stdout), text(ended.stderr));
-    assert_eq!(said, (Some(0), String::new(), String::new()));
+    let result = (ended.status.code(), text(ended.stdout), text(ended.stderr));
+    assert_eq!(result, (Some(0), String::new(), String::new()));
 }
 
 #[test]
-fn the_api_tells_what_the_pages_do() {
+fn the_api_has_the_data_of_the_pages() {
     for store in Store::both() {
         let inspector = Inspector::new(&store.url());
         let console = Console::start(&store.url());
@@ -124,7 +124,7 @@ fn the_api_tells_what_the_pages_do() {
         let path = format!("/api/events?after={}", events.last().unwrap()["number"]);
         assert_eq!(console.json(&path)["events"].as_array().unwrap().len(), 0);
         assert_eq!(console.get("/api/nothing").status, 404);
-        assert_eq!(console.ask("DELETE", "/api/locks", "", "").status, 405);
+        assert_eq!(console.request("DELETE", "/api/locks", "", "").status, 405);
         drop((permit, guard));
     }
 }
@@ -198,7 +198,7 @@ fn a_name_that_is_newer_than_the_last_poll_is_found() {
 }
 
 #[test]
-fn clients_are_listed_with_what_they_wait_for() {
+fn clients_are_listed_with_their_waits() {
     for store in Store::both() {
         let inspector = Inspector::new(&store.url());
         let permit = inspector.hold("it");

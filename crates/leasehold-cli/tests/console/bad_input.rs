@@ -30,17 +30,17 @@ fn serves_promptly(console: &Console) {
 }
 
 #[test]
-fn what_is_too_large_is_refused() {
+fn a_request_that_is_too_large_is_refused() {
     let store = store();
     let console = Console::with_token(&store.url());
     let before = console.memory();
     let large = "x".repeat(20 * 1024);
     for path in ["/act", "/api/act"] {
-        let reply = console.ask("POST", path, &bearer(TOKEN), &large);
+        let reply = console.request("POST", path, &bearer(TOKEN), &large);
         assert_eq!(reply.status, 413, "{path}: {reply:?}");
         assert!(reply.body.contains("16384"), "{reply:?}");
     }
-    assert_eq!(console.ask("POST", "/login", "", &large).status, 413);
+    assert_eq!(console.request("POST", "/login", "", &large).status, 413);
     // A body that is not needed is not read.
     let huge = format!(
         "POST /act HTTP/1.1\r\nHost: 127.0.0.1:{}\r\nContent-Length: 99999999999\r\nConnection: close\r\n\r\n",
@@ -50,7 +50,7 @@ fn what_is_too_large_is_refused() {
     let head = format!("GET / HTTP/1.1\r\nX: {}\r\n\r\n", "x".repeat(1024 * 1024));
     assert!([431, 0].contains(&console.raw(head.as_bytes()).status));
     let many = "a: b\r\n".repeat(1000);
-    assert_eq!(console.ask("GET", "/", &many, "").status, 431);
+    assert_eq!(console.request("GET", "/", &many, "").status, 431);
     assert_eq!(console.get(&format!("/?find={}", "x".repeat(20_000))).status, 200);
     for rude in
         [&b"\0\0\0\0\r\n\r\n"[..], b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\x01\x02"]
@@ -65,7 +65,7 @@ fn what_is_too_large_is_refused() {
 }
 
 #[test]
-fn a_thousand_connections_and_slow_clients_delay_nobody() {
+fn a_thousand_connections_and_slow_clients_delay_no_request() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
     setrlimit(Resource::Nofile, limit).unwrap();
@@ -148,10 +148,10 @@ fn streams_are_bounded_and_end_with_the_server() {
     let store = store();
     let console = Console::start(&store.url());
     let before = console.memory();
-    let ask = format!("GET /live HTTP/1.1\r\nHost: 127.0.0.1:{}\r\n\r\n", console.port);
+    let request = format!("GET /live HTTP/1.1\r\nHost: 127.0.0.1:{}\r\n\r\n", console.port);
     let open = || {
         let mut stream = console.connect();
-        stream.write_all(ask.as_bytes()).unwrap();
+        stream.write_all(request.as_bytes()).unwrap();
         let mut start = [0; 12];
         stream.read_exact(&mut start).unwrap();
         (String::from_utf8_lossy(&start).into_owned(), stream)
@@ -205,7 +205,7 @@ fn slow_bodies_and_streams_without_a_body_are_displaced() {
 }
 
 #[test]
-fn wrong_tokens_are_slowed_down_and_delay_nobody() {
+fn wrong_tokens_are_delayed_without_delaying_others() {
     let store = store();
     let console = Console::with_token(&store.url());
     let wrong = format!(
@@ -218,7 +218,7 @@ fn wrong_tokens_are_slowed_down_and_delay_nobody() {
         stream.write_all(wrong.as_bytes()).unwrap();
     }
     let began = Instant::now();
-    assert_eq!(console.ask("GET", "/", &bearer(TOKEN), "").status, 200);
+    assert_eq!(console.request("GET", "/", &bearer(TOKEN), "").status, 200);
     assert!(began.elapsed() < PROMPTLY);
     let replies: Vec<_> = guesses.iter_mut().map(|stream| Reply::read(stream).status).collect();
     assert!(replies.iter().all(|status| [401, 429].contains(status)), "{replies:?}");

@@ -12,7 +12,7 @@ const TAB: &str = "\u{e004}";
 const SCRIPT: &str = "<script>alert(1)</script>";
 
 #[test]
-fn a_browser_sees_what_happens_and_acts() {
+fn a_browser_shows_changes_and_performs_actions() {
     let server = RedisServer::start_with(&["--appendonly yes"]);
     let store = server.url();
     let console = Console::with_token(&store);

@@ -70,7 +70,7 @@ impl Console {
     }
 
     /// Sends a request with these additional headers.
-    pub(crate) fn ask(&self, method: &str, path: &str, headers: &str, body: &str) -> Reply {
+    pub(crate) fn request(&self, method: &str, path: &str, headers: &str, body: &str) -> Reply {
         let (port, length) = (self.port, body.len());
         self.raw(
             format!(
@@ -82,7 +82,7 @@ impl Console {
     }
 
     pub(crate) fn get(&self, path: &str) -> Reply {
-        self.ask("GET", path, "", "")
+        self.request("GET", path, "", "")
     }
 
     pub(crate) fn json(&self, path: &str) -> Value {
@@ -93,7 +93,7 @@ impl Console {
 
     /// Acts through the API, with the token.
     pub(crate) fn act(&self, body: &Value) -> Reply {
-        self.ask("POST", "/api/act", &bearer(TOKEN), &body.to_string())
+        self.request("POST", "/api/act", &bearer(TOKEN), &body.to_string())
     }
 
     /// The memory that the console uses, in KiB.

@@ -42,11 +42,12 @@ fn a_thousand_names_with_ten_thousand_waiters() {
         for _ in 0..count {
             browsers.push(Watching::start(&console, &path));
         }
-        let (before, own) = (polls(&console), console.running.pid().as_raw_pid().cast_unsigned());
-        let [redis, own] = shares([server.pid(), own]);
+        let (before, console_share) =
+            (polls(&console), console.running.pid().as_raw_pid().cast_unsigned());
+        let [redis, console_share] = shares([server.pid(), console_share]);
         let polls = polls(&console) - before;
         println!(
-            "{count} browsers on {path}: redis-server {redis:.2} % of a core, {polls} polls in {MEASURED:?}, console {own:.2} %"
+            "{count} browsers on {path}: redis-server {redis:.2} % of a core, {polls} polls in {MEASURED:?}, console {console_share:.2} %"
         );
     }
     println!("the console uses {} KiB", console.memory());
@@ -139,10 +140,10 @@ impl Watching {
                     continue;
                 }
                 let Ok(mut page) = TcpStream::connect(("127.0.0.1", port)) else { return };
-                let ask = format!(
+                let request = format!(
                     "GET {path} HTTP/1.1\r\n{host}\r\nleasehold-fragment: 1\r\nConnection: close\r\n\r\n"
                 );
-                let _ = page.write_all(ask.as_bytes());
+                let _ = page.write_all(request.as_bytes());
                 let _ = std::io::copy(&mut page, &mut std::io::sink());
             }
         });

@@ -172,7 +172,7 @@ impl Simulation<'_> {
     fn steer(&mut self, thing: usize, steer: &Steer) {
         let before = self.store.machines[thing].limits().capacity();
         let command = Command::Steer { capacity: None, steer: steer.clone() };
-        let asked = self.now;
+        let requested = self.now;
         let reply = self.apply(thing, OPERATOR, &[command]);
         let is_done = matches!(reply.outcomes[..], [Outcome::Steered(Steered::Done)]);
         let capacity = self.store.machines[thing].limits().capacity();
@@ -183,7 +183,7 @@ impl Simulation<'_> {
             _ => return,
         };
         if is_done && THINGS[thing].steered {
-            self.changes.push(Change { thing, to, asked, answered: Some(asked + 1) });
+            self.changes.push(Change { thing, to, requested, answered: Some(requested + 1) });
         }
     }
 

@@ -43,7 +43,7 @@ pub(super) fn judge(mut run: Simulation<'_>) -> Outcome {
         let explains = |fault: &Fault| {
             let concerns =
                 fault.scope == Scope::Everybody || fault.scope == Scope::Worker(loss.worker);
-            let until = fault.end.saturating_add(fault.settle() + EXPLAINS);
+            let until = fault.end.saturating_add(fault.recovery_time() + EXPLAINS);
             concerns && fault.begin <= loss.at && until >= loss.from
         };
         if !history.faults.iter().any(explains) {
@@ -113,7 +113,7 @@ pub(super) fn story(scenario: &Scenario, outcome: &Outcome) -> String {
         lines.push((fault.end, format!("FAULT {} ends, {:?}", fault.kind.as_str(), fault.scope)));
     }
     for change in &outcome.history.changes {
-        lines.push((change.asked, format!("OPERATOR {:?}", change.to)));
+        lines.push((change.requested, format!("OPERATOR {:?}", change.to)));
     }
     lines.sort_by_key(|(at, _)| *at);
     lines.retain(|(at, _)| *at <= until.saturating_add(SECOND));

@@ -189,7 +189,7 @@ async fn outcome<T>(future: impl Future<Output = Result<T, Error>>) -> String {
 }
 
 async fn under_a_panicking_listener(url: &str) {
-    let _told = child::told();
+    let _told = child::lines_from_test();
     let events = listen();
     let client = Client::open(url).await.unwrap();
     let permit = client.semaphore(NAME, 1).ttl(Duration::from_millis(400)).build().unwrap();
@@ -203,7 +203,7 @@ async fn under_a_panicking_listener(url: &str) {
 }
 
 async fn reconnect_under_a_panicking_listener(url: &str) {
-    let mut told = child::told();
+    let mut told = child::lines_from_test();
     let events = listen();
     let client = Client::open(url).await.unwrap();
     child::say("connected");
@@ -238,7 +238,7 @@ async fn a_listener_that_panics_when_the_connection_is_lost_does_not_keep_it_fro
 
 /// In the child: reports the outcome of every call while no thread can be started.
 async fn without_threads(arguments: &[&str]) {
-    let _told = child::told();
+    let _told = child::lines_from_test();
     let limit = Rlimit { current: Some(1), maximum: Some(1) };
     setrlimit(Resource::Nproc, limit).unwrap();
     if thread::Builder::new().spawn(|| ()).is_ok() {

@@ -46,7 +46,7 @@ impl Slots {
 
 /// In the child: acquires and releases.
 pub(crate) async fn play(arguments: &[&str]) {
-    let _told = child::told();
+    let _told = child::lines_from_test();
     let slots = Slots(PathBuf::from(arguments[1]));
     let client = Client::local(arguments[0]).await.unwrap();
     let semaphore = client.semaphore(CROWD, u32::try_from(CAPACITY).unwrap()).build().unwrap();

@@ -13,7 +13,7 @@ use super::{Waiter, acquire, held_and_waiting, one, open, release};
 
 /// In the child: plays the named part.
 pub(crate) async fn play(part: &str, arguments: &[&str]) {
-    let _told = child::told();
+    let _told = child::lines_from_test();
     let client = Client::local(arguments[0]).await.unwrap();
     match part {
         "forked writer" => {

@@ -16,7 +16,7 @@ const RATED: &str = "rated";
 
 /// In the child: plays the named part.
 pub(crate) async fn play(part: &str, arguments: &[&str]) {
-    let mut told = child::told();
+    let mut told = child::lines_from_test();
     let client = Client::local(arguments[0]).await.unwrap();
     let semaphore = one(&client);
     match part {
@@ -191,7 +191,7 @@ async fn a_waiter_that_is_stopped_when_its_turn_comes_is_passed_over() {
     assert!(took < limit + Duration::from_secs(2), "it took {took:?}");
     let fence = permit.fence();
     stopped.go_on();
-    assert_eq!(stopped.said(), None, "its grant has expired");
+    assert_eq!(stopped.try_line(), None, "its grant has expired");
     assert!(release(permit).await);
     // It queues again, and is granted another permit.
     let granted = stopped.says().await;

@@ -39,7 +39,8 @@ async fn a_counter_near_its_end_is_warned_of() {
     let (server, client) = start().await;
     let warned = |fence: u64| {
         let told = testkit::events::saying(WARNING);
-        let of = |told: &&testkit::events::Told| told.fields["fence"] == format!("{fence:019}");
+        let of =
+            |told: &&testkit::events::RecordedEvent| told.fields["fence"] == format!("{fence:019}");
         told.iter().filter(of).count()
     };
     server.set(FENCE, "8999999999999999999");

@@ -14,7 +14,7 @@ pub(crate) fn play(part: &str, arguments: &[&str]) {
     assert_eq!(part, "holder");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let _told = child::told();
+        let _told = child::lines_from_test();
         let client = connect(arguments[0]).await;
         let guard = acquire(&client.lock(KEY).ttl(LEASE).auto_extend().build().unwrap()).await;
         child::say(&guard.fence().to_string());

@@ -23,7 +23,7 @@ const HELD: Duration = Duration::from_millis(30);
 pub(crate) fn play(part: &str, arguments: &[&str]) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let _told = child::told();
+        let _told = child::lines_from_test();
         match part {
             "ours" => our_program(arguments[0]).await,
             "theirs" => their_program(arguments[0]).await,
@@ -70,7 +70,7 @@ async fn killed_processes_of_either_program_stop_the_queue_for_no_longer_than_tw
     while begun.elapsed() < LASTS {
         tokio::time::sleep(Duration::from_millis(10)).await;
         for (process, part) in &mut processes {
-            while process.said().is_some() {
+            while process.try_line().is_some() {
                 granted = Instant::now();
                 grants[usize::from(*part == "theirs")] += 1;
             }

@@ -13,7 +13,7 @@ async fn close(client: &Client) {
     deadline(client.close()).await.unwrap();
 }
 
-pub async fn waiters_are_told_of_the_close(store: &impl Store) {
+pub async fn a_close_notifies_waiters(store: &impl Store) {
     let (client, name) = (store.client().await, unique("closed waiters"));
     let semaphore = declare(&client, &name, 1);
     let _held = acquire(&semaphore).await;
@@ -22,8 +22,8 @@ pub async fn waiters_are_told_of_the_close(store: &impl Store) {
     for _ in 0..3 {
         waiters.push(Waiter::join(&semaphore).await);
     }
-    let own = semaphore.clone();
-    let work = tokio::spawn(async move { own.with(async |_| ()).await });
+    let worker = semaphore.clone();
+    let work = tokio::spawn(async move { worker.with(async |_| ()).await });
     // One turn, so that the work usually waits already. It gets the same error if it does not wait yet.
     yield_now().await;
 
@@ -37,7 +37,7 @@ pub async fn waiters_are_told_of_the_close(store: &impl Store) {
     assert!(matches!(error, Error::Closed), "{error}");
 }
 
-pub async fn waiters_are_told_of_the_close_in_whatever_order_they_came(store: &impl Store) {
+pub async fn a_close_notifies_waiters_in_any_order(store: &impl Store) {
     let (client, name) = (store.client().await, unique("closed in order"));
     let semaphore = declare(&client, &name, 1);
     // Created first and polled last, so that the order of the ids is not that of the queue.
@@ -54,7 +54,7 @@ pub async fn waiters_are_told_of_the_close_in_whatever_order_they_came(store: &i
     held.check().unwrap_err();
 }
 
-pub async fn holders_are_told_of_the_close(store: &impl Store) {
+pub async fn a_close_notifies_holders(store: &impl Store) {
     let (client, name) = (store.client().await, unique("closed holders"));
     let plain = declare(&client, &name, 4);
     let timed = client.semaphore(&name, 4).ttl(SHORT * 100).build().unwrap();
@@ -74,7 +74,7 @@ pub async fn holders_are_told_of_the_close(store: &impl Store) {
     }
 }
 
-pub async fn a_closed_client_begins_nothing_new(store: &impl Store) {
+pub async fn a_closed_client_refuses_new_calls(store: &impl Store) {
     let (client, name) = (store.client().await, unique("closed"));
     let semaphore = declare(&client, &name, 1);
     let not_polled = semaphore.acquire();
@@ -98,22 +98,22 @@ pub async fn a_closed_client_begins_nothing_new(store: &impl Store) {
 pub async fn a_closed_client_changes_no_limits(store: &impl Store) {
     let (client, other) = (store.client().await, store.client().await);
     let name = unique("closed limits");
-    let (own, theirs) = (declare(&client, &name, 2), declare(&other, &name, 2));
+    let (closed, theirs) = (declare(&client, &name, 2), declare(&other, &name, 2));
     let held = acquire(&theirs).await;
     close(&client).await;
 
     let errors = [
-        deadline(own.set_capacity(1)).await.unwrap_err(),
-        deadline(own.pin(1)).await.unwrap_err(),
-        deadline(own.unpin()).await.unwrap_err(),
-        deadline(own.set_rate(1, PATIENCE, 1)).await.unwrap_err(),
-        deadline(own.clear_rate()).await.unwrap_err(),
-        deadline(own.pause().into_future()).await.unwrap_err(),
-        deadline(own.resume()).await.unwrap_err(),
-        deadline(own.drain().into_future()).await.unwrap_err(),
-        deadline(own.forget()).await.unwrap_err(),
-        deadline(own.release_member(&held.id().to_string())).await.unwrap_err(),
-        deadline(own.release_member("an id of another program")).await.unwrap_err(),
+        deadline(closed.set_capacity(1)).await.unwrap_err(),
+        deadline(closed.pin(1)).await.unwrap_err(),
+        deadline(closed.unpin()).await.unwrap_err(),
+        deadline(closed.set_rate(1, PATIENCE, 1)).await.unwrap_err(),
+        deadline(closed.clear_rate()).await.unwrap_err(),
+        deadline(closed.pause().into_future()).await.unwrap_err(),
+        deadline(closed.resume()).await.unwrap_err(),
+        deadline(closed.drain().into_future()).await.unwrap_err(),
+        deadline(closed.forget()).await.unwrap_err(),
+        deadline(closed.release_member(&held.id().to_string())).await.unwrap_err(),
+        deadline(closed.release_member("an id of another program")).await.unwrap_err(),
     ];
     for error in errors {
         assert!(matches!(error, Error::Closed), "{error}");
@@ -140,7 +140,7 @@ pub async fn closing_twice_is_harmless(store: &impl Store) {
     close(&client.clone()).await;
 }
 
-pub async fn what_a_closed_client_held_is_free_for_others(store: &impl Store) {
+pub async fn a_close_frees_permits_for_other_clients(store: &impl Store) {
     let (client, other) = (store.client().await, store.client().await);
     let name = unique("left behind");
     let semaphore = declare(&client, &name, 2);
@@ -174,10 +174,10 @@ pub async fn a_close_waits_for_what_was_dropped(store: &impl Store) {
     close(&client).await;
     assert!(!deadline(looking.locks().is_locked(&key)).await.unwrap());
     let pools = deadline(looking.pools().list(1000)).await.unwrap();
-    assert!(pools.iter().all(|known| known.name != pool), "{pools:?}");
+    assert!(pools.iter().all(|stats| stats.name != pool), "{pools:?}");
 }
 
-pub async fn what_comes_after_the_close_is_not_had(store: &impl Store) {
+pub async fn acquires_during_a_close_leave_nothing_held(store: &impl Store) {
     let (client, looking) = (store.client().await, store.client().await);
     let (key, name) = (unique("late lock"), unique("late lease"));
     let (lock, pool) = (client.lock(&key).build(), client.pool(&name, 1).build());
@@ -194,5 +194,5 @@ pub async fn what_comes_after_the_close_is_not_had(store: &impl Store) {
     }
     assert!(!deadline(looking.locks().is_locked(&key)).await.unwrap());
     let pools = deadline(looking.pools().list(1000)).await.unwrap();
-    assert!(pools.iter().all(|known| known.name != name), "{pools:?}");
+    assert!(pools.iter().all(|stats| stats.name != name), "{pools:?}");
 }

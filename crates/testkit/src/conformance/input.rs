@@ -23,7 +23,7 @@ async fn check_name(client: &Client, name: &str) {
 
 pub async fn names_may_be_written_in_any_script(store: &impl Store) {
     let client = store.client().await;
-    let own = unique("any");
+    let suffix = unique("any");
     for odd in [
         "gr\u{fc}\u{df}e",
         "\u{65e5}\u{672c}\u{8a9e}",
@@ -34,18 +34,18 @@ pub async fn names_may_be_written_in_any_script(store: &impl Store) {
         "back\\slash%s*?[a-z]",
         "a:b/c;DROP TABLE names--",
     ] {
-        check_name(&client, &format!("{odd} {own} {odd}")).await;
+        check_name(&client, &format!("{odd} {suffix} {odd}")).await;
     }
-    let longest = format!("{own:x<MAX_BYTES$}");
+    let longest = format!("{suffix:x<MAX_BYTES$}");
     assert_eq!(longest.len(), MAX_BYTES);
     check_name(&client, &longest).await;
 }
 
 /// Other programs that share a semaphore do not normalise its name.
 pub async fn names_are_used_as_they_are(store: &impl Store) {
-    let (client, own) = (store.client().await, unique("nfc"));
-    let composed = declare(&client, &format!("caf\u{e9} {own}"), 1);
-    let decomposed = declare(&client, &format!("cafe\u{301} {own}"), 1);
+    let (client, suffix) = (store.client().await, unique("nfc"));
+    let composed = declare(&client, &format!("caf\u{e9} {suffix}"), 1);
+    let decomposed = declare(&client, &format!("cafe\u{301} {suffix}"), 1);
     assert_ne!(composed.name(), decomposed.name());
     let _held = acquire(&composed).await;
     let _too = try_acquire(&decomposed).await.expect("a semaphore of its own");
@@ -56,10 +56,10 @@ pub async fn names_are_used_as_they_are(store: &impl Store) {
 }
 
 pub async fn names_that_differ_are_two_semaphores(store: &impl Store) {
-    let (client, own) = (store.client().await, unique("alike"));
+    let (client, suffix) = (store.client().await, unique("alike"));
     let mut held = Vec::new();
     for alike in ["a", "A", " a", "a ", "a:", "\u{430}", "\u{ff41}"] {
-        held.push(acquire(&declare(&client, &format!("{own}{alike}"), 1)).await);
+        held.push(acquire(&declare(&client, &format!("{suffix}{alike}"), 1)).await);
     }
     for permit in held {
         assert!(release(permit).await);

@@ -16,7 +16,7 @@ fn with_ttl(client: &Client, name: &str, capacity: u32) -> Semaphore {
     client.semaphore(name, capacity).ttl(SHORT).build().unwrap()
 }
 
-pub async fn a_permit_ends_with_its_ttl_and_goes_to_the_next(store: &impl Store) {
+pub async fn a_permit_ends_with_its_ttl_and_is_granted_to_the_next_waiter(store: &impl Store) {
     let (client, name) = (store.client().await, unique("ttl"));
     let semaphore = with_ttl(&client, &name, 1);
     let begun = Instant::now();
@@ -71,13 +71,13 @@ pub async fn a_detached_permit_ends_with_its_ttl(store: &impl Store) {
     all_are_free(&semaphore).await;
 }
 
-pub async fn everyone_who_asked_is_told_of_a_loss(store: &impl Store) {
+pub async fn all_futures_of_a_loss_resolve(store: &impl Store) {
     let semaphore = with_ttl(&store.client().await, &unique("told"), 1);
     let permit = acquire(&semaphore).await;
     let forgotten = permit.lost();
-    let told: Vec<_> = (0..3).map(|_| tokio::spawn(permit.lost())).collect();
+    let watchers: Vec<_> = (0..3).map(|_| tokio::spawn(permit.lost())).collect();
     drop(forgotten);
-    for lost in told {
+    for lost in watchers {
         assert_eq!(deadline(lost).await.unwrap(), LossReason::TtlEnded);
     }
     // The guard still exists, but its permit has expired.

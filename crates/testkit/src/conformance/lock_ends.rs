@@ -14,7 +14,7 @@ use super::{SHORT, Store, unique};
 use crate::by_hand::step_aside;
 use crate::wait::{deadline, eventually};
 
-pub async fn the_answer_of_the_work_is_the_answer(store: &impl Store) {
+pub async fn with_returns_the_value_of_the_work(store: &impl Store) {
     let (client, key) = (store.client().await, unique("answer"));
     let lock = lock(&client, &key);
     let mut borrowed = String::from("what the work");
@@ -66,7 +66,7 @@ pub async fn work_stops_when_its_lock_is_released_by_id(store: &impl Store) {
     is_free(&client, &key).await;
 }
 
-pub async fn work_that_is_given_up_or_panics_gives_its_lock_back(store: &impl Store) {
+pub async fn cancelled_or_panicking_work_releases_its_lock(store: &impl Store) {
     let (client, key) = (store.client().await, unique("given up"));
     let with = |work: fn()| {
         let lock = lock(&client, &key);
@@ -88,12 +88,12 @@ pub async fn work_that_is_given_up_or_panics_gives_its_lock_back(store: &impl St
     is_free(&client, &key).await;
 }
 
-pub async fn waiters_are_told_of_the_close(store: &impl Store) {
+pub async fn a_close_notifies_waiters(store: &impl Store) {
     let (client, key) = (store.client().await, unique("closed waiters"));
     let held = acquire(&lock(&client, &key)).await;
     let waiters = [Waiter::join(&client, &key).await, Waiter::join(&client, &key).await];
-    let own = lock(&client, &key);
-    let work = tokio::spawn(async move { own.with(async |_| ()).await });
+    let worker = lock(&client, &key);
+    let work = tokio::spawn(async move { worker.with(async |_| ()).await });
     deadline(client.close()).await.unwrap();
     for waiter in waiters {
         let error = waiter.error().await;
@@ -106,7 +106,7 @@ pub async fn waiters_are_told_of_the_close(store: &impl Store) {
 }
 
 /// In whatever state an acquire is when its client closes, it does not wait on, and no lock stays held.
-pub async fn a_close_finds_everyone(store: &impl Store) {
+pub async fn a_close_ends_acquires_in_every_state(store: &impl Store) {
     for round in 0..15 {
         let (client, other) = (store.client().await, store.client().await);
         let (held, free) = (unique("closed held"), unique("closed free"));
@@ -139,7 +139,7 @@ pub async fn a_close_finds_everyone(store: &impl Store) {
     }
 }
 
-pub async fn holders_are_told_of_the_close(store: &impl Store) {
+pub async fn a_close_notifies_holders(store: &impl Store) {
     let client = store.client().await;
     let keys = [unique("closed"), unique("closed"), unique("closed")];
     let plain = acquire(&lock(&client, &keys[0])).await;
@@ -178,7 +178,7 @@ pub async fn a_closed_client_acquires_no_lock(store: &impl Store) {
     assert!(!is_locked(&client, &key).await);
 }
 
-pub async fn what_a_closed_client_held_is_free_for_others(store: &impl Store) {
+pub async fn a_close_frees_permits_for_other_clients(store: &impl Store) {
     let (client, other, key) = (store.client().await, store.client().await, unique("left"));
     let held = Arc::new(acquire(&lock(&client, &key)).await);
     if other.id() == client.id() {

@@ -12,7 +12,7 @@ use super::locks::{MINUTES, acquire, is_free, is_locked, lock, lock_of, release}
 use super::{SHORT, Store, unique};
 use crate::wait::{deadline, eventually};
 
-pub async fn asking_again_with_the_same_id_answers_the_same_lock(store: &impl Store) {
+pub async fn an_acquire_with_the_same_id_returns_the_same_lock(store: &impl Store) {
     let (client, other, key) = (store.client().await, store.client().await, unique("again"));
     let first = deadline(client.locks().acquire(&key, MINUTES)).await.unwrap().unwrap();
     for (locks, ttl) in [(client.locks(), MINUTES), (other.locks(), SHORT)] {
@@ -28,7 +28,7 @@ pub async fn asking_again_with_the_same_id_answers_the_same_lock(store: &impl St
     assert!(deadline(client.locks().release(&anew.id)).await.unwrap());
 }
 
-pub async fn whether_a_key_is_locked_can_be_asked(store: &impl Store) {
+pub async fn is_locked_reports_the_lock(store: &impl Store) {
     let (client, other, key) = (store.client().await, store.client().await, unique("asked"));
     let clean = other.locks().cleanup_in_is_locked(true);
     assert!(!is_locked(&client, &key).await);
@@ -47,7 +47,7 @@ fn is_a_hash(text: &str) -> bool {
     text.len() == 24 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-pub async fn a_lookup_shows_no_secrets_unless_asked_to(store: &impl Store) {
+pub async fn a_lookup_shows_secrets_only_on_request(store: &impl Store) {
     let (client, other, key) = (store.client().await, store.client().await, unique("secret"));
     let locks = other.locks();
     assert_eq!(deadline(locks.lookup(&key)).await.unwrap(), None);
@@ -149,7 +149,7 @@ pub async fn labels_of_locks_that_cannot_be_are_refused(store: &impl Store) {
     assert!(release(guard).await);
 }
 
-pub async fn a_store_says_what_it_can_do(store: &impl Store) {
+pub async fn a_store_reports_its_capabilities(store: &impl Store) {
     let capabilities = store.client().await.locks().capabilities();
     assert!(capabilities.supports_fencing);
     let expected = match capabilities.backend {
@@ -171,7 +171,7 @@ fn observed(client: &Client, raw: bool) -> (Locks, Events) {
     (client.locks().observed(observer), events)
 }
 
-pub async fn an_observer_is_told_what_was_done(store: &impl Store) {
+pub async fn an_observer_receives_every_operation(store: &impl Store) {
     use LockOperation::{Acquire, Extend, IsLocked, Lookup, Release};
     use LockReason::{Locked, NotFound};
     use LockResult::{Fail, Ok};
@@ -199,15 +199,18 @@ pub async fn an_observer_is_told_what_was_done(store: &impl Store) {
         (Extend, Fail(NotFound), false, true),
         (Lookup, Fail(NotFound), true, false),
     ];
-    let told = std::mem::take(&mut *events.lock().unwrap());
-    let seen = told.iter().map(|event| {
+    let reported = std::mem::take(&mut *events.lock().unwrap());
+    let seen = reported.iter().map(|event| {
         let (key, id) = (event.key_hash.is_some(), event.lock_id_hash.is_some());
         (event.operation, event.result, key, id)
     });
     assert_eq!(seen.collect::<Vec<_>>(), expected);
-    let hashes = told.iter().flat_map(|event| [&event.key_hash, &event.lock_id_hash]).flatten();
+    let hashes = reported.iter().flat_map(|event| [&event.key_hash, &event.lock_id_hash]).flatten();
     assert!(hashes.clone().all(|hash| is_a_hash(hash)));
-    assert!(told.iter().all(|event| event.key.is_none() && event.lock_id.is_none()), "{told:?}");
+    assert!(
+        reported.iter().all(|event| event.key.is_none() && event.lock_id.is_none()),
+        "{reported:?}"
+    );
 
     // Guards report all that they do as well, with the hashes of both key and id.
     let lock = locks.lock(&key).ttl(SHORT).auto_extend().build().unwrap();
@@ -225,21 +228,24 @@ pub async fn an_observer_is_told_what_was_done(store: &impl Store) {
         events.iter().filter(|event| (event.operation, event.result) == (Release, Ok)).count()
     };
     eventually(async || releases() == 2).await;
-    let told = events.lock().unwrap();
-    assert!(told.iter().all(|event| event.key_hash.is_some() && event.lock_id_hash.is_some()));
+    let reported = events.lock().unwrap();
+    assert!(reported.iter().all(|event| event.key_hash.is_some() && event.lock_id_hash.is_some()));
 }
 
-pub async fn an_observer_is_told_secrets_only_if_it_asks(store: &impl Store) {
+pub async fn an_observer_receives_secrets_only_on_request(store: &impl Store) {
     let (client, key) = (store.client().await, unique("raw"));
     let (locks, events) = observed(&client, true);
     let held = deadline(locks.acquire(&key, MINUTES)).await.unwrap().unwrap();
     deadline(locks.release(&held.id)).await.unwrap();
-    let told = events.lock().unwrap();
-    assert_eq!((told[0].key.as_deref(), told[0].lock_id), (Some(key.as_str()), Some(held.id)));
-    assert_eq!((told[1].key.as_deref(), told[1].lock_id), (None, Some(held.id)));
+    let reported = events.lock().unwrap();
+    assert_eq!(
+        (reported[0].key.as_deref(), reported[0].lock_id),
+        (Some(key.as_str()), Some(held.id))
+    );
+    assert_eq!((reported[1].key.as_deref(), reported[1].lock_id), (None, Some(held.id)));
 }
 
-pub async fn an_observer_that_panics_is_in_nobodys_way(store: &impl Store) {
+pub async fn a_panic_of_an_observer_has_no_effect(store: &impl Store) {
     let (client, key) = (store.client().await, unique("panics"));
     let observer = Observer::new(|_| std::panic::resume_unwind(Box::new("on purpose")));
     let locks = client.locks().observed(observer);

@@ -85,7 +85,7 @@ pub async fn a_wait_goes_on_while_the_holder_extends(store: &impl Store) {
     assert!(release(guard).await);
 }
 
-pub async fn a_lock_that_does_not_come_free_is_an_error(store: &impl Store) {
+pub async fn a_lock_that_stays_locked_is_an_error(store: &impl Store) {
     let (client, key) = (store.client().await, unique("in vain"));
     let held = acquire(&lock(&client, &key)).await;
     let limited = only_when_told().within(SHORT);
@@ -102,26 +102,26 @@ pub async fn a_lock_that_does_not_come_free_is_an_error(store: &impl Store) {
 }
 
 fn counted(client: &Client, key: &str, retry: Retry) -> (Lock, Arc<AtomicU32>) {
-    let asked = Arc::new(AtomicU32::new(0));
-    let count = asked.clone();
+    let attempts = Arc::new(AtomicU32::new(0));
+    let count = attempts.clone();
     let locks = client.locks().observed(Observer::new(move |event: &LockEvent| {
         assert_eq!(event.operation, LockOperation::Acquire);
         count.fetch_add(1, Ordering::Relaxed);
     }));
-    (locks.lock(key).retry(retry).build().unwrap(), asked)
+    (locks.lock(key).retry(retry).build().unwrap(), attempts)
 }
 
-pub async fn a_lock_is_asked_for_again_as_often_as_was_said(store: &impl Store) {
+pub async fn a_lock_is_retried_as_often_as_the_policy_allows(store: &impl Store) {
     let (client, key) = (store.client().await, unique("retries"));
     let held = acquire(&lock(&client, &key)).await;
     let delay = Duration::from_millis(10);
     let retry = Retry::default().delay(delay).multiplier(10.0).jitter(Jitter::None).within(MINUTES);
     for (times, whole) in [(0, 0), (1, 10), (2, 10 + 100)] {
-        let (waiting, asked) = counted(&client, &key, retry.times(times));
+        let (waiting, attempts) = counted(&client, &key, retry.times(times));
         let (begun, whole) = (Instant::now(), Duration::from_millis(whole));
         let error = deadline(waiting.acquire()).await.unwrap_err();
         let took = begun.elapsed();
-        assert_eq!(asked.load(Ordering::Relaxed), times + 1);
+        assert_eq!(attempts.load(Ordering::Relaxed), times + 1);
         assert!(took >= whole && took < whole + SHORT, "{times} retries took {took:?}");
         // The error reports how long the acquire waited, not how long it was allowed to wait.
         let Error::TimedOut { limit, .. } = error else { panic!("{error}") };
@@ -131,14 +131,14 @@ pub async fn a_lock_is_asked_for_again_as_often_as_was_said(store: &impl Store) 
 }
 
 /// A foreign holder publishes no release, so a waiter learns of it by asking again.
-pub async fn a_wait_may_end_by_asking_again(store: &impl Store) {
+pub async fn a_wait_may_end_with_a_retry(store: &impl Store) {
     let (client, key) = (store.client().await, unique("asks"));
     let held = acquire(&lock(&client, &key)).await;
     let delay = Duration::from_millis(20);
     let retry = Retry::default().delay(delay).max_delay(delay).times(10_000).within(MINUTES);
-    let (waiting, asked) = counted(&client, &key, retry);
+    let (waiting, attempts) = counted(&client, &key, retry);
     let task = tokio::spawn(async move { waiting.acquire().await });
-    eventually(async || asked.load(Ordering::Relaxed) >= 5).await;
+    eventually(async || attempts.load(Ordering::Relaxed) >= 5).await;
     assert!(release(held).await);
     assert!(release(deadline(task).await.unwrap().unwrap()).await);
 }

@@ -81,10 +81,10 @@ pub(super) struct Waiter {
 impl Waiter {
     /// Starts an acquire, and returns when the store has answered that the lock is held.
     pub(super) async fn join(client: &Client, key: &str) -> Self {
-        let (tell, mut told) = unbounded_channel();
+        let (sender, mut received) = unbounded_channel();
         let observer = Observer::new(move |event: &LockEvent| {
             if event.operation == LockOperation::Acquire {
-                let _ = tell.send(event.result);
+                let _ = sender.send(event.result);
             }
         });
         let builder = client.locks().observed(observer).lock(key).retry(only_when_told());
@@ -93,7 +93,7 @@ impl Waiter {
             let result = lock.acquire().await;
             (Instant::now(), result)
         });
-        let first = deadline(told.recv()).await.unwrap();
+        let first = deadline(received.recv()).await.unwrap();
         assert_eq!(first, LockResult::Fail(LockReason::Locked));
         Self { task }
     }
@@ -129,23 +129,23 @@ pub async fn a_lock_has_one_holder(store: &impl Store) {
 }
 
 pub async fn equal_keys_are_one_lock(store: &impl Store) {
-    let (client, own) = (store.client().await, unique("nfc"));
-    let composed = lock(&client, &format!("caf\u{e9} {own}"));
-    let decomposed = lock(&client, &format!("cafe\u{301} {own}"));
+    let (client, suffix) = (store.client().await, unique("nfc"));
+    let composed = lock(&client, &format!("caf\u{e9} {suffix}"));
+    let decomposed = lock(&client, &format!("cafe\u{301} {suffix}"));
     assert_eq!(composed.key(), decomposed.key());
     let guard = acquire(&composed).await;
     assert!(try_acquire(&decomposed).await.is_none());
-    let waiter = Waiter::join(&client, &format!("cafe\u{301} {own}")).await;
+    let waiter = Waiter::join(&client, &format!("cafe\u{301} {suffix}")).await;
     assert!(release(guard).await);
     assert!(release(waiter.guard().await).await);
 }
 
 pub async fn keys_that_differ_are_two_locks(store: &impl Store) {
-    let (client, own) = (store.client().await, unique("alike"));
+    let (client, suffix) = (store.client().await, unique("alike"));
     let mut held = Vec::new();
     for alike in ["a", "A", " a", "a ", "a:", ":a", "\u{430}", "\u{ff41}", "{a}", "\u{1f512}", "*"]
     {
-        let guard = try_acquire(&lock(&client, &format!("{own}{alike}"))).await;
+        let guard = try_acquire(&lock(&client, &format!("{suffix}{alike}"))).await;
         held.push(guard.unwrap_or_else(|| panic!("{alike:?} is another's")));
     }
     for guard in held {
@@ -222,7 +222,7 @@ pub async fn a_lock_is_released_once(store: &impl Store) {
 }
 
 /// A release by id takes effect at once. The guard learns of it at its next request to the store.
-pub async fn a_guard_learns_at_its_next_extension_that_its_id_was_released(store: &impl Store) {
+pub async fn the_next_extension_reports_a_released_id(store: &impl Store) {
     let (client, other, key) = (store.client().await, store.client().await, unique("by id"));
     let plain = acquire(&lock(&client, &key)).await;
     assert!(deadline(other.locks().release(&plain.id())).await.unwrap());
@@ -306,7 +306,7 @@ pub async fn a_lock_ends_with_its_ttl(store: &impl Store) {
 }
 
 /// Without a task that waits on `lost`, `check` still notices the end.
-pub async fn a_guard_that_nobody_watches_knows_when_it_is_over(store: &impl Store) {
+pub async fn an_unwatched_guard_notices_its_end(store: &impl Store) {
     let (client, key) = (store.client().await, unique("unwatched"));
     let guard = acquire(&lock_of(&client, &key, Duration::from_millis(100))).await;
     eventually(async || guard.check().is_err()).await;
@@ -384,7 +384,7 @@ pub async fn a_renewal_does_not_undo_an_extension(store: &impl Store) {
     assert!(deadline(other.locks().release(&held.id)).await.unwrap());
 }
 
-pub async fn a_guard_knows_what_it_holds(store: &impl Store) {
+pub async fn a_guard_has_the_id_key_and_fence_of_its_lock(store: &impl Store) {
     let (client, key) = (store.client().await, unique("known"));
     let before = SystemTime::now();
     let guard = acquire(&lock_of(&client, &key, MINUTES)).await;

@@ -72,7 +72,7 @@ pub async fn a_permit_is_released_once(store: &impl Store) {
     all_are_free(&semaphore).await;
 }
 
-pub async fn an_id_that_nobody_knows_is_not_an_error(store: &impl Store) {
+pub async fn an_unknown_id_is_not_an_error(store: &impl Store) {
     let semaphore = semaphore(store, "unknown id", 1).await;
     let unknown: AcquisitionId = "7Vd3kQ0aZx1-42".parse().unwrap();
     assert!(!release_by_id(&semaphore, unknown).await);
@@ -99,7 +99,7 @@ pub async fn a_detached_permit_is_held_until_its_id_is_released(store: &impl Sto
 }
 
 /// Both permits are the first of their clients, so their ids have the same sequence number.
-pub async fn releasing_anothers_id_leaves_ones_own_alone(store: &impl Store) {
+pub async fn a_release_of_another_id_keeps_our_permit(store: &impl Store) {
     let (here, there, name) = (store.client().await, store.client().await, unique("same number"));
     let id = acquire(&declare(&here, &name, 1)).await.detach();
     let semaphore = declare(&there, &name, 1);
@@ -112,7 +112,7 @@ pub async fn releasing_anothers_id_leaves_ones_own_alone(store: &impl Store) {
     all_are_free(&semaphore).await;
 }
 
-pub async fn a_guard_is_told_when_its_id_is_released_by_hand(store: &impl Store) {
+pub async fn a_guard_is_notified_when_its_id_is_released_by_hand(store: &impl Store) {
     let semaphore = semaphore(store, "released by hand", 2).await;
     let asked_before = acquire(&semaphore).await;
     let asked_after = acquire(&semaphore).await;
@@ -135,7 +135,7 @@ pub async fn a_guard_is_told_when_its_id_is_released_by_hand(store: &impl Store)
     all_are_free(&semaphore).await;
 }
 
-pub async fn a_guard_is_told_when_another_client_releases_its_id(store: &impl Store) {
+pub async fn a_guard_is_notified_when_another_client_releases_its_id(store: &impl Store) {
     let (here, there, name) = (store.client().await, store.client().await, unique("taken"));
     // The guard learns of the release at its next renewal at the latest.
     let heartbeat = Duration::from_millis(600);
@@ -150,7 +150,7 @@ pub async fn a_guard_is_told_when_another_client_releases_its_id(store: &impl St
     all_are_free(&mine).await;
 }
 
-pub async fn a_guard_whose_permit_is_gone_takes_nobody_elses(store: &impl Store) {
+pub async fn a_stale_release_does_not_end_another_permit(store: &impl Store) {
     let semaphore = semaphore(store, "not mine", 1).await;
     let stale = acquire(&semaphore).await;
     assert!(release_by_id(&semaphore, stale.id()).await);

@@ -75,7 +75,7 @@ pub async fn an_instance_that_acquires_again_takes_no_second_lease(store: &impl 
     assert_eq!(release(&pool, "a").await, (ReleaseStatus::NotHeld, 1, 0));
 }
 
-pub async fn whoever_holds_no_lease_is_told_so(store: &impl Store) {
+pub async fn a_missing_lease_is_reported(store: &impl Store) {
     let pool = pool(store, "nobody", 1).await;
     assert_eq!(renew(&pool, "a").await, (RenewStatus::NotHeld, 0, 0));
     assert_eq!(release(&pool, "a").await, (ReleaseStatus::NotHeld, 0, 0));
@@ -98,7 +98,7 @@ pub async fn a_lease_ends_with_its_ttl(store: &impl Store) {
     assert_eq!(renew(&pool, "a").await, (RenewStatus::NotHeld, 1, 0));
 }
 
-pub async fn whoever_renews_keeps_its_lease(store: &impl Store) {
+pub async fn a_renewed_lease_stays_held(store: &impl Store) {
     let client = store.client().await;
     let pool = client.pool(&unique("renewed"), 1).ttl(TTL * 2).build().unwrap();
     assert_eq!(acquire(&pool, "a").await.0, AcquireStatus::Acquired);
@@ -139,7 +139,7 @@ pub async fn a_dropped_lease_is_free_again(store: &impl Store) {
     eventually(async || held(&pool).await == 0).await;
 }
 
-pub async fn a_guard_is_told_when_its_lease_is_gone(store: &impl Store) {
+pub async fn a_guard_is_notified_when_its_lease_is_missing(store: &impl Store) {
     let client = store.client().await;
     let pool = client.pool(&unique("told"), 1).ttl(TTL).build().unwrap();
     let lease = lease(&pool, "a").await;
@@ -154,7 +154,7 @@ pub async fn a_guard_is_told_when_its_lease_is_gone(store: &impl Store) {
     assert!(!deadline(lease.release()).await.unwrap());
 }
 
-pub async fn whoever_wants_to_wait_gets_the_next_lease(store: &impl Store) {
+pub async fn a_waiting_acquire_gets_the_next_lease(store: &impl Store) {
     let client = store.client().await;
     let retry = Retry::default().delay(Duration::from_millis(20)).times(1000);
     let retry = retry.max_delay(Duration::from_millis(50)).within(Duration::from_secs(20));
@@ -187,7 +187,7 @@ pub async fn a_wait_that_was_too_long_says_how_full_it_was(store: &impl Store) {
     }
 }
 
-pub async fn whoever_stops_waiting_leaves_nothing_behind(store: &impl Store) {
+pub async fn a_cancelled_wait_leaves_nothing_in_the_store(store: &impl Store) {
     let pool = pool(store, "given up", 1).await;
     for micros in (0..2000).step_by(100) {
         let wait = tokio::time::timeout(Duration::from_micros(micros), pool.lease("a"));
@@ -196,7 +196,7 @@ pub async fn whoever_stops_waiting_leaves_nothing_behind(store: &impl Store) {
     }
 }
 
-pub async fn a_closed_client_gives_its_leases_back(store: &impl Store) {
+pub async fn a_close_releases_pool_leases(store: &impl Store) {
     let (here, there) = (store.client().await, store.client().await);
     let name = unique("closed");
     let pool = declare(&here, &name, 1);
@@ -254,7 +254,7 @@ pub async fn instance_ids_that_cannot_be_are_refused(store: &impl Store) {
     assert_eq!(acquire(&pool, "worker 7: ü @ {x} %").await.0, AcquireStatus::Acquired);
 }
 
-pub async fn what_was_given_up_takes_nothing_from_whoever_came_after(store: &impl Store) {
+pub async fn a_stale_release_does_not_end_a_newer_lease(store: &impl Store) {
     let (here, there) = (store.client().await, store.client().await);
     let name = unique("given up");
     let (here, there) = (declare(&here, &name, 1), declare(&there, &name, 1));
@@ -266,16 +266,16 @@ pub async fn what_was_given_up_takes_nothing_from_whoever_came_after(store: &imp
         } else {
             drop(deadline(given_up).await.unwrap());
         }
-        let own = lease(&here, "w").await;
+        let lease_of_w = lease(&here, "w").await;
         // This lease comes after every pending release of the instance, so those have been sent by now.
         drop(lease(&here, "w").await);
         assert_eq!(acquire(&there, "x").await, (AcquireStatus::CapacityFull, 1, 0), "{round}");
-        own.check().unwrap();
-        assert!(deadline(own.release()).await.unwrap());
+        lease_of_w.check().unwrap();
+        assert!(deadline(lease_of_w.release()).await.unwrap());
     }
 }
 
-pub async fn a_lease_that_is_shared_goes_with_the_last_who_shares_it(store: &impl Store) {
+pub async fn a_shared_lease_is_released_with_its_last_guard(store: &impl Store) {
     let pool = pool(store, "two guards", 1).await;
     let (first, second) = (lease(&pool, "a").await, lease(&pool, "a").await);
     assert!(deadline(first.release()).await.unwrap());

@@ -49,7 +49,7 @@ pub async fn waiters_of_two_clients_are_served_in_order(store: &impl Store) {
     check_order(&[here, there], 12).await;
 }
 
-pub async fn nobody_is_told_that_a_permit_is_free_while_others_wait(store: &impl Store) {
+pub async fn try_acquire_gets_nothing_while_others_wait(store: &impl Store) {
     let (client, name) = (store.client().await, unique("overtaking"));
     let one = declare(&client, &name, 1);
     let held = acquire(&one).await;
@@ -115,7 +115,7 @@ pub async fn a_semaphore_may_limit_every_wait(store: &impl Store) {
     permit.check().unwrap();
 }
 
-pub async fn a_limit_of_one_wait_goes_before_that_of_the_semaphore(store: &impl Store) {
+pub async fn a_limit_of_one_wait_overrides_that_of_the_semaphore(store: &impl Store) {
     let (client, name) = (store.client().await, unique("own limit"));
     let semaphore = client.semaphore(&name, 1).max_acquire_time(SHORT).build().unwrap();
     let held = acquire(&semaphore).await;
@@ -140,7 +140,7 @@ pub async fn a_limit_of_zero_is_refused(store: &impl Store) {
     all_are_free(&semaphore).await;
 }
 
-pub async fn whoever_stops_waiting_makes_room_for_the_next(store: &impl Store) {
+pub async fn a_cancelled_wait_unblocks_the_next_waiter(store: &impl Store) {
     let semaphore = semaphore(store, "cancelled", 1).await;
     let held = acquire(&semaphore).await;
     let first = Waiter::join(&semaphore).await;
@@ -178,7 +178,7 @@ pub async fn positions_change_as_others_leave(store: &impl Store) {
     drop(third.permit().await);
 }
 
-pub async fn a_waiter_is_told_when_its_id_is_released_by_hand(store: &impl Store) {
+pub async fn a_waiter_is_notified_when_its_id_is_released_by_hand(store: &impl Store) {
     let semaphore = semaphore(store, "evicted", 1).await;
     let _held = acquire(&semaphore).await;
     let waiter = Waiter::join(&semaphore).await;

@@ -74,15 +74,15 @@ pub async fn no_period_has_more_starts_than_the_rate_says(store: &impl Store) {
     let (count, name) = (20, unique("any period"));
     let semaphore = store.client().await.semaphore(&name, 5).rate(count, SECOND).burst(5);
     let semaphore = semaphore.build().unwrap();
-    let (mut asked, mut received) = (Vec::new(), Vec::new());
+    let (mut sent, mut received) = (Vec::new(), Vec::new());
     for _ in 0..30 {
-        asked.push(Instant::now());
+        sent.push(Instant::now());
         release(acquire(&semaphore).await).await;
         received.push(Instant::now());
     }
     // Each start is between the request and the answer, so all of these starts are within this time.
     let count = usize::try_from(count).unwrap();
-    for (first, last) in asked.iter().zip(&received[count..]) {
+    for (first, last) in sent.iter().zip(&received[count..]) {
         let span = last.duration_since(*first);
         assert!(span >= SECOND, "{} starts in {span:?}", count + 1);
     }
@@ -153,7 +153,7 @@ pub async fn order_holds_at_a_rate(store: &impl Store) {
     nobody_is_left(&semaphore).await;
 }
 
-pub async fn who_gives_up_takes_no_token(store: &impl Store) {
+pub async fn a_cancelled_waiter_takes_no_token(store: &impl Store) {
     let name = unique("given up");
     let semaphore = rated(store, &name, 1, 2 * SECOND).await;
     drop(acquire(&semaphore).await);
@@ -167,7 +167,7 @@ pub async fn who_gives_up_takes_no_token(store: &impl Store) {
     assert!(granted.elapsed() < Duration::from_millis(3700), "{:?}", granted.elapsed());
 }
 
-pub async fn a_rate_alone_limits_nothing_else(store: &impl Store) {
+pub async fn a_rate_alone_does_not_limit_holders(store: &impl Store) {
     let name = unique("alone");
     let rate = store.client().await.rate(&name, 3, HOUR).burst(3).build().unwrap();
     let held = [acquire(&rate).await, acquire(&rate).await, acquire(&rate).await];
@@ -194,7 +194,7 @@ pub async fn another_rate_counts_at_once(store: &impl Store) {
     nobody_is_left(&semaphore).await;
 }
 
-pub async fn who_has_set_a_rate_does_not_undo_it(store: &impl Store) {
+pub async fn an_acquire_keeps_the_rate_that_was_set(store: &impl Store) {
     let semaphore = rated(store, &unique("set"), 1000, SECOND).await;
     deadline(semaphore.set_rate(1, HOUR, 1)).await.unwrap();
     drop(acquire(&semaphore).await);

@@ -16,7 +16,7 @@ fn names(stats: &[SemaphoreStats]) -> Vec<&str> {
     stats.iter().map(SemaphoreStats::name).collect()
 }
 
-pub async fn one_name_tells_who_holds_and_how_many_wait(store: &impl Store) {
+pub async fn statistics_of_one_name_list_holders_and_count_waiters(store: &impl Store) {
     let begun = Instant::now();
     let (client, name) = (store.client().await, unique("stats"));
     let semaphore = declare(&client, &name, 4);
@@ -51,7 +51,7 @@ pub async fn one_name_tells_who_holds_and_how_many_wait(store: &impl Store) {
     drop(full);
 }
 
-pub async fn holders_are_told_in_the_order_in_which_they_came(store: &impl Store) {
+pub async fn holders_are_listed_in_the_order_of_their_grants(store: &impl Store) {
     let (client, name) = (store.client().await, unique("stats in order"));
     let plain = declare(&client, &name, 5);
     let timed = client.semaphore(&name, 5).ttl(SHORT * 10).build().unwrap();
@@ -62,9 +62,9 @@ pub async fn holders_are_told_in_the_order_in_which_they_came(store: &impl Store
     held.extend([acquire(&plain).await, acquire(&plain).await, acquire(&timed).await]);
 
     let stats = deadline(plain.stats()).await.unwrap();
-    let told: Vec<_> = stats.holders().iter().map(|holder| holder.id().to_owned()).collect();
+    let listed: Vec<_> = stats.holders().iter().map(|holder| holder.id().to_owned()).collect();
     let came: Vec<_> = held.iter().map(|permit| permit.id().to_string()).collect();
-    assert_eq!(told, came);
+    assert_eq!(listed, came);
 }
 
 pub async fn labels_are_shown(store: &impl Store) {
@@ -83,7 +83,7 @@ pub async fn labels_are_shown(store: &impl Store) {
     assert_eq!(stats.holders()[0].id(), held.id().to_string());
 }
 
-pub async fn whoever_waits_is_told_in_order_when_asked_for(store: &impl Store) {
+pub async fn waiters_are_listed_in_order_on_request(store: &impl Store) {
     let (client, name) = (store.client().await, unique("who waits"));
     let labelled = client.semaphore(&name, 1).label("worker 7").build().unwrap();
     let held = acquire(&labelled).await;
@@ -94,21 +94,21 @@ pub async fn whoever_waits_is_told_in_order_when_asked_for(store: &impl Store) {
     let counted = stats(client.stats()).await;
     assert_eq!((counted.waiting(), counted.waiters().len()), (2, 0), "only when asked for");
 
-    let told = stats(client.stats().waiters()).await;
-    let labels: Vec<_> = told.waiters().iter().map(leasehold::Member::label).collect();
+    let stats_of_all = stats(client.stats().waiters()).await;
+    let labels: Vec<_> = stats_of_all.waiters().iter().map(leasehold::Member::label).collect();
     assert_eq!(labels, [Some("worker 7"), None]);
-    assert_eq!(told.waiting(), 2);
-    assert_eq!(told.oldest_wait(), told.waiters()[0].age());
-    assert!(told.waiters()[0].age() >= told.waiters()[1].age());
-    assert!(told.waiters().iter().all(|waiter| waiter.fence().is_none()));
-    assert_eq!(told.holders()[0].fence(), Some(held.fence()));
+    assert_eq!(stats_of_all.waiting(), 2);
+    assert_eq!(stats_of_all.oldest_wait(), stats_of_all.waiters()[0].age());
+    assert!(stats_of_all.waiters()[0].age() >= stats_of_all.waiters()[1].age());
+    assert!(stats_of_all.waiters().iter().all(|waiter| waiter.fence().is_none()));
+    assert_eq!(stats_of_all.holders()[0].fence(), Some(held.fence()));
 
     let [first, second] = waiters;
     first.leave().await;
     second.leave().await;
 }
 
-pub async fn only_the_names_that_were_asked_for_are_told(store: &impl Store) {
+pub async fn statistics_of_given_names_list_no_others(store: &impl Store) {
     let client = store.client().await;
     let (one, two, three) = (unique("asked"), unique("asked"), unique("not asked"));
     let mut held = Vec::new();
@@ -129,7 +129,7 @@ pub async fn only_the_names_that_were_asked_for_are_told(store: &impl Store) {
     assert!(matches!(error, Error::InvalidArgument { what: "name", .. }), "{error}");
 }
 
-pub async fn all_names_that_are_used_are_told(store: &impl Store) {
+pub async fn statistics_list_all_names_in_use(store: &impl Store) {
     let (client, other) = (store.client().await, store.client().await);
     let (mine, theirs, unused) = (unique("all"), unique("all"), unique("all, unused"));
     let _held = acquire(&declare(&client, &mine, 2)).await;
@@ -137,12 +137,12 @@ pub async fn all_names_that_are_used_are_told(store: &impl Store) {
     release(acquire(&declare(&client, &unused, 2)).await).await;
 
     let stats = deadline(client.stats().limit(EVERY).fetch()).await.unwrap();
-    let told = names(&stats);
-    assert!(told.contains(&mine.as_str()) && told.contains(&theirs.as_str()), "{told:?}");
-    assert!(!told.contains(&unused.as_str()), "{told:?}");
+    let listed = names(&stats);
+    assert!(listed.contains(&mine.as_str()) && listed.contains(&theirs.as_str()), "{listed:?}");
+    assert!(!listed.contains(&unused.as_str()), "{listed:?}");
 }
 
-pub async fn unused_names_are_told_when_asked_for(store: &impl Store) {
+pub async fn unused_names_are_listed_on_request(store: &impl Store) {
     let (client, name) = (store.client().await, unique("unused"));
     release(acquire(&declare(&client, &name, 3)).await).await;
     let query = || client.stats().names([&name]);
@@ -165,7 +165,7 @@ async fn three_names(client: &Client) -> ([String; 3], impl Sized) {
     (names, (half, full, crowded))
 }
 
-pub async fn the_most_used_come_first(store: &impl Store) {
+pub async fn names_are_sorted_by_use(store: &impl Store) {
     let client = store.client().await;
     let ([half, full, crowded], _used) = three_names(&client).await;
     let query = client.stats().names([&half, &full, &crowded]);
@@ -173,7 +173,7 @@ pub async fn the_most_used_come_first(store: &impl Store) {
     assert_eq!(names(&stats), [&crowded, &full, &half]);
 }
 
-pub async fn no_more_than_the_limit_are_told(store: &impl Store) {
+pub async fn listings_respect_the_limit(store: &impl Store) {
     let client = store.client().await;
     let ([half, full, crowded], _used) = three_names(&client).await;
     let query = client.stats().names([&half, &full, &crowded]);
@@ -199,8 +199,8 @@ pub async fn waiters_are_listed_by_their_places(store: &impl Store) {
         waiters.push(Waiter::join(&semaphore).await);
     }
     let places = async |places| {
-        let asked = client.stats().names([name.as_str()]).waiters_in(places).fetch();
-        let stats = deadline(asked).await.unwrap().pop().unwrap();
+        let query = client.stats().names([name.as_str()]).waiters_in(places).fetch();
+        let stats = deadline(query).await.unwrap().pop().unwrap();
         assert_eq!(stats.waiting(), 5, "all are counted");
         stats.waiters().iter().map(|waiter| waiter.id().to_owned()).collect::<Vec<_>>()
     };
@@ -219,9 +219,9 @@ pub async fn waiters_are_listed_by_their_places(store: &impl Store) {
 
 pub async fn a_client_is_listed_with_its_process(store: &impl Store) {
     let client = store.client().await;
-    let own = client.id().to_string();
+    let id = client.id().to_string();
     let listed = async || deadline(client.clients(EVERY)).await.unwrap();
-    let is_it = |one: &leasehold::ClientInfo| one.id == own;
+    let is_it = |one: &leasehold::ClientInfo| one.id == id;
     crate::wait::eventually(async || listed().await.iter().any(is_it)).await;
     let found = listed().await.into_iter().find(is_it).unwrap();
     assert_eq!(found.pid, Some(std::process::id()));

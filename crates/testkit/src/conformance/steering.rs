@@ -64,7 +64,7 @@ pub async fn an_acquire_that_declares_nothing_new_changes_nothing(store: &impl S
     all_are_free(&here).await;
 }
 
-pub async fn whoever_takes_the_capacity_as_it_is_changes_nothing(store: &impl Store) {
+pub async fn an_undeclared_capacity_changes_nothing(store: &impl Store) {
     let name = unique("as it is");
     let first = as_it_is(store, &name).await;
     drop(acquire(&first).await);
@@ -81,7 +81,7 @@ pub async fn whoever_takes_the_capacity_as_it_is_changes_nothing(store: &impl St
     all_are_free(&declare(&client, &name, 1)).await;
 }
 
-pub async fn a_pin_counts_whatever_is_declared(store: &impl Store) {
+pub async fn a_pin_overrides_declared_capacities(store: &impl Store) {
     let name = unique("pinned");
     let here = declare(&store.client().await, &name, 1);
     let held = acquire(&here).await;
@@ -157,7 +157,7 @@ pub async fn limits_can_be_set_before_the_first_use(store: &impl Store) {
     deadline(operator.forget()).await.unwrap();
 }
 
-pub async fn a_pin_and_a_pause_stay_when_everybody_has_gone(store: &impl Store) {
+pub async fn a_pin_and_a_pause_outlive_all_holders_and_waiters(store: &impl Store) {
     let name = unique("stays");
     {
         let semaphore = declare(&store.client().await, &name, 3);
@@ -226,7 +226,7 @@ pub async fn a_drain_waits_until_nobody_holds(store: &impl Store) {
     all_are_free(&semaphore).await;
 }
 
-pub async fn what_is_forgotten_begins_anew(store: &impl Store) {
+pub async fn a_forgotten_name_starts_anew(store: &impl Store) {
     let name = unique("forgotten");
     let semaphore = declare(&store.client().await, &name, 3);
     let held = acquire(&semaphore).await;
@@ -239,8 +239,8 @@ pub async fn what_is_forgotten_begins_anew(store: &impl Store) {
     assert_refused(deadline(semaphore.forget()).await, &["in use", "0 held, 1 waiting"]);
     waiter.leave().await;
     crate::wait::eventually(async || semaphore.forget().await.is_ok()).await;
-    let known = deadline(store.client().await.stats().names([&name]).unused().fetch()).await;
-    assert!(known.unwrap().iter().all(|one| one.capacity() == 0), "it is still known");
+    let listed = deadline(store.client().await.stats().names([&name]).unused().fetch()).await;
+    assert!(listed.unwrap().iter().all(|one| one.capacity() == 0), "it is still known");
 
     let other = as_it_is(store, &name).await;
     assert_refused(deadline(other.forget()).await, &[&name, "never used"]);

@@ -49,7 +49,7 @@ pub async fn units_may_be_many(store: &impl Store) {
     eventually(async || held_and_waiting(&semaphore).await == (0, 0)).await;
 }
 
-pub async fn nobody_overtakes_a_heavy_waiter(store: &impl Store) {
+pub async fn no_waiter_overtakes_a_heavy_one(store: &impl Store) {
     let semaphore = semaphore(store, "heavy", 3).await;
     let held = [acquire(&semaphore).await, acquire(&semaphore).await];
     let heavy = Waiter::join_with(&semaphore, semaphore.acquire().weight(3)).await;
@@ -67,7 +67,7 @@ pub async fn nobody_overtakes_a_heavy_waiter(store: &impl Store) {
     all_are_free(&semaphore).await;
 }
 
-pub async fn who_gives_up_lets_the_light_ones_in(store: &impl Store) {
+pub async fn a_cancelled_heavy_waiter_lets_light_ones_in(store: &impl Store) {
     let semaphore = semaphore(store, "gives up", 2).await;
     let held = acquire(&semaphore).await;
     let heavy = Waiter::join_with(&semaphore, semaphore.acquire().weight(2)).await;
@@ -77,7 +77,7 @@ pub async fn who_gives_up_lets_the_light_ones_in(store: &impl Store) {
     all_are_free(&semaphore).await;
 }
 
-pub async fn what_weighs_more_than_there_is_is_refused_at_once(store: &impl Store) {
+pub async fn a_weight_above_the_capacity_is_refused_at_once(store: &impl Store) {
     let semaphore = semaphore(store, "too heavy", 2).await;
     let held = acquire(&semaphore).await;
     for error in [
@@ -151,7 +151,7 @@ pub async fn slot_numbers_are_the_lowest_that_are_free(store: &impl Store) {
     all_are_free(&here).await;
 }
 
-pub async fn who_asks_for_no_number_has_none_and_takes_none(store: &impl Store) {
+pub async fn an_acquire_without_a_slot_number_takes_none(store: &impl Store) {
     let name = unique("mixed");
     let client = store.client().await;
     let plain = declare(&client, &name, 3);

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::wait::{deadline, eventually};
 
-pub async fn the_answer_of_the_work_is_the_answer(store: &impl Store) {
+pub async fn with_returns_the_value_of_the_work(store: &impl Store) {
     let semaphore = semaphore(store, "answer", 1).await;
     let mut borrowed = String::from("what the work");
     let answer = deadline(semaphore.with(async |permit| {
@@ -36,9 +36,9 @@ pub async fn the_permit_is_free_when_the_work_is_done(store: &impl Store) {
 }
 
 /// Sets the flag when it is dropped.
-struct Ends<'a>(&'a AtomicBool);
+struct SetOnDrop<'a>(&'a AtomicBool);
 
-impl Drop for Ends<'_> {
+impl Drop for SetOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -46,7 +46,7 @@ impl Drop for Ends<'_> {
 
 /// Work that never ends, and must not be polled after its permit is lost.
 async fn endless(permit: &Permit, ended: &AtomicBool, stray: &AtomicBool) {
-    let _ends = Ends(ended);
+    let _set_on_drop = SetOnDrop(ended);
     poll_fn(|_| {
         stray.fetch_or(permit.check().is_err(), Ordering::Relaxed);
         Poll::<()>::Pending
@@ -70,13 +70,13 @@ pub async fn work_stops_when_the_ttl_ends(store: &impl Store) {
 pub async fn work_stops_when_its_permit_is_released_by_hand(store: &impl Store) {
     let semaphore = semaphore(store, "work and release", 1).await;
     let (ended, stray) = (AtomicBool::new(false), AtomicBool::new(false));
-    let (tell, told) = tokio::sync::oneshot::channel();
+    let (send_id, id) = tokio::sync::oneshot::channel();
     let work = semaphore.with(async |permit| {
-        tell.send(permit.id()).unwrap();
+        send_id.send(permit.id()).unwrap();
         endless(permit, &ended, &stray).await;
     });
     let by_hand = async {
-        let id = told.await.unwrap();
+        let id = id.await.unwrap();
         assert!(release_by_id(&semaphore, id).await);
     };
     let (result, ()) = deadline(async { tokio::join!(work, by_hand) }).await;
@@ -86,10 +86,10 @@ pub async fn work_stops_when_its_permit_is_released_by_hand(store: &impl Store) 
     all_are_free(&semaphore).await;
 }
 
-pub async fn work_that_is_given_up_ends_before_its_permit(store: &impl Store) {
+pub async fn cancelled_work_ends_before_its_permit(store: &impl Store) {
     /// Records whether the permit was still valid when the work was dropped.
-    struct Witness<'a>(&'a Permit, &'a AtomicBool);
-    impl Drop for Witness<'_> {
+    struct CheckOnDrop<'a>(&'a Permit, &'a AtomicBool);
+    impl Drop for CheckOnDrop<'_> {
         fn drop(&mut self) {
             self.1.store(self.0.check().is_ok(), Ordering::Relaxed);
         }
@@ -99,7 +99,7 @@ pub async fn work_that_is_given_up_ends_before_its_permit(store: &impl Store) {
     let ended_under_permit = AtomicBool::new(false);
     {
         let mut work = pin!(semaphore.with(async |permit| {
-            let _witness = Witness(permit, &ended_under_permit);
+            let _check_on_drop = CheckOnDrop(permit, &ended_under_permit);
             pending::<()>().await;
         }));
         let begun = eventually(async || held_and_waiting(&semaphore).await == (1, 0));
@@ -113,11 +113,11 @@ pub async fn work_that_is_given_up_ends_before_its_permit(store: &impl Store) {
     all_are_free(&semaphore).await;
 }
 
-pub async fn work_that_panics_gives_its_permit_back(store: &impl Store) {
+pub async fn panicking_work_releases_its_permit(store: &impl Store) {
     let semaphore = semaphore(store, "panics", 1).await;
-    let own = semaphore.clone();
+    let worker = semaphore.clone();
     let task =
-        tokio::spawn(async move { own.with(async |_| panic!("on purpose, in a test")).await });
+        tokio::spawn(async move { worker.with(async |_| panic!("on purpose, in a test")).await });
     assert!(deadline(task).await.unwrap_err().is_panic());
     all_are_free(&semaphore).await;
 }

@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::Cut;
 use super::resp::{Framer, Message, confirms_subscription, is_push, is_subscription};
-use super::state::{Lost, Shared};
+use super::state::{LossTarget, Shared};
 
 /// What happens to one message.
 enum Fate {
@@ -45,8 +45,8 @@ struct Relay<'a> {
     id: u64,
     /// The number of forwarded requests that have one reply each, and the number of replies so far.
     /// The server answers in order, so equal numbers belong together.
-    asked: Cell<u64>,
-    answered: Cell<u64>,
+    requested: Cell<u64>,
+    replied: Cell<u64>,
     doomed: Cell<Option<MessageToLose>>,
 }
 
@@ -80,8 +80,13 @@ async fn converse(shared: &Shared, id: u64, client: &mut TcpStream) -> Cut {
     }
     let (from_client, to_client) = client.split();
     let (from_server, to_server) = server.split();
-    let relay =
-        Relay { shared, id, asked: Cell::new(0), answered: Cell::new(0), doomed: Cell::new(None) };
+    let relay = Relay {
+        shared,
+        id,
+        requested: Cell::new(0),
+        replied: Cell::new(0),
+        doomed: Cell::new(None),
+    };
     let up = relay.pump(from_client, to_server, |message| relay.request(message));
     let down = relay.pump(from_server, to_client, |message| relay.reply(message));
     // `Ok` means that both directions ended in order. After an error in one, the other is useless.
@@ -152,13 +157,13 @@ impl Relay<'_> {
 
     fn request(&self, message: &Message) -> Fate {
         let loss = if message.opaque { None } else { self.shared.loss_of(&message.bytes) };
-        if matches!(loss, Some(Lost::Request)) {
+        if matches!(loss, Some(LossTarget::Request)) {
             self.shared.traffic.send_modify(|traffic| traffic.lost += 1);
             return Fate::Lose;
         }
         let subscription = is_subscription(&message.bytes);
         if !subscription && !message.opaque {
-            self.asked.set(self.asked.get() + 1);
+            self.requested.set(self.requested.get() + 1);
         }
         self.shared.traffic.send_modify(|traffic| {
             traffic.requests += u64::from(!message.opaque);
@@ -167,7 +172,7 @@ impl Relay<'_> {
         if loss.is_none() {
             return Fate::Pass;
         }
-        let reply = MessageToLose::Reply(self.asked.get());
+        let reply = MessageToLose::Reply(self.requested.get());
         self.doomed.set(Some(if subscription { MessageToLose::Confirmation } else { reply }));
         Fate::PassAsLast
     }
@@ -175,11 +180,11 @@ impl Relay<'_> {
     fn reply(&self, message: &Message) -> Fate {
         let push = message.opaque || is_push(&message.bytes);
         if !push {
-            self.answered.set(self.answered.get() + 1);
+            self.replied.set(self.replied.get() + 1);
         }
         let lost = match self.doomed.get() {
             None => false,
-            Some(MessageToLose::Reply(number)) => !push && number == self.answered.get(),
+            Some(MessageToLose::Reply(number)) => !push && number == self.replied.get(),
             Some(MessageToLose::Confirmation) => push && confirms_subscription(&message.bytes),
         };
         self.shared.traffic.send_modify(|traffic| {

@@ -134,7 +134,7 @@ mod tests {
     ];
 
     #[test]
-    fn messages_are_found_however_the_stream_is_cut() {
+    fn messages_are_found_at_every_split_of_the_stream() {
         let stream = STREAM.concat();
         for size in 1..=stream.len() {
             let mut framer = Framer::new();
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_of_the_protocol_passes_as_it_is() {
+    fn bytes_outside_the_protocol_pass_unchanged() {
         for alien in [&b"\x16\x03\x01\r\n"[..], b"*x\r\n", b"$3.5\r\nabc"] {
             let mut framer = Framer::new();
             assert_eq!(framer.push(alien), [Message { bytes: alien.to_vec(), opaque: true }]);
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn subscriptions_are_told_from_replies() {
+    fn subscriptions_are_distinguished_from_replies() {
         assert!(is_subscription(b"*2\r\n$10\r\nPSUBSCRIBE\r\n$1\r\nc\r\n"));
         assert!(!is_subscription(b"*2\r\n$3\r\nGET\r\n$9\r\nsubscribe\r\n"));
         assert!(is_push(b">2\r\n+invalidate\r\n*0\r\n"));

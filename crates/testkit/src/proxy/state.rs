@@ -17,7 +17,7 @@ pub(super) struct Shared {
     pub(super) upstream: AtomicU16,
     pub(super) control: watch::Sender<Control>,
     pub(super) traffic: watch::Sender<Traffic>,
-    pub(super) losses: Mutex<Vec<(Vec<u8>, Lost)>>,
+    pub(super) losses: Mutex<Vec<(Vec<u8>, LossTarget)>>,
     pub(super) live: Mutex<Live>,
     pub(super) left: Condvar,
 }
@@ -41,7 +41,7 @@ pub(super) struct Control {
 }
 
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Lost {
+pub(super) enum LossTarget {
     Request,
     Reply,
 }
@@ -77,7 +77,7 @@ impl Shared {
     }
 
     /// Removes and returns the first pending loss that this request matches.
-    pub(super) fn loss_of(&self, request: &[u8]) -> Option<Lost> {
+    pub(super) fn loss_of(&self, request: &[u8]) -> Option<LossTarget> {
         let mut losses = lock(&self.losses);
         let holds = |needle: &[u8]| {
             needle.is_empty() || request.windows(needle.len()).any(|window| window == needle)

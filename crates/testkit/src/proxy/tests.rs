@@ -220,7 +220,7 @@ async fn a_lost_request_never_ran() {
 }
 
 #[tokio::test]
-async fn healing_forgets_what_was_to_be_lost() {
+async fn healing_cancels_pending_losses() {
     let (_server, proxy) = start();
     proxy.drop_next_reply();
     proxy.refuse(true);
@@ -260,7 +260,7 @@ async fn pushes_are_not_taken_for_replies() {
 }
 
 #[tokio::test]
-async fn follows_a_server_that_goes_and_comes_back() {
+async fn the_proxy_follows_a_server_that_restarts() {
     let (server, proxy) = start();
     let mut connection = connect(&proxy);
     server.restart_empty();

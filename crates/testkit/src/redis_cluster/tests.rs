@@ -1,7 +1,7 @@
 use std::path::PathBuf;
 
 use super::*;
-use crate::ask::ask;
+use crate::query::query;
 
 fn runs(pid: u32) -> bool {
     PathBuf::from(format!("/proc/{pid}")).exists()
@@ -10,7 +10,7 @@ fn runs(pid: u32) -> bool {
 /// Sets a key in `slot`, and returns it.
 fn fill(cluster: &RedisCluster, slot: u16, name: &str) -> String {
     let key = format!("{{{}}}{name}", tag_of(slot));
-    let _: () = ask(&mut cluster.connection(cluster.primary_of(slot)), &format!("SET {key} 1"));
+    let _: () = query(&mut cluster.connection(cluster.primary_of(slot)), &format!("SET {key} 1"));
     key
 }
 
@@ -49,7 +49,7 @@ fn a_slot_is_computed_as_by_redis() {
 fn a_killed_primary_fails_over_and_comes_back_as_replica() {
     let cluster = RedisCluster::start();
     let key = fill(&cluster, 0, "kept");
-    ask::<u64>(&mut cluster.connection(0), "WAIT 1 10000");
+    query::<u64>(&mut cluster.connection(0), "WAIT 1 10000");
     cluster.kill(0);
     assert_eq!(cluster.wait_failover(0, PATIENCE), 3);
     assert_eq!(cluster.primary_of_key(&key), 3);

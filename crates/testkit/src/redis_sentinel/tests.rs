@@ -2,7 +2,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use super::*;
-use crate::ask::ask;
+use crate::query::query;
 
 fn runs(pid: u32) -> bool {
     PathBuf::from(format!("/proc/{pid}")).exists()
@@ -30,7 +30,7 @@ fn a_killed_primary_fails_over_and_comes_back_as_replica() {
     let (primary, _) = set.wait_failover(0, killed, PATIENCE);
     assert!(primary != 0);
     assert_eq!(set.primary(), primary);
-    let _: () = ask(&mut set.server(primary).connection(), "SET key value");
+    let _: () = query(&mut set.server(primary).connection(), "SET key value");
     set.revive(0);
     assert_eq!(role(set.server(0)).unwrap()[0], "master");
     set.wait_ready();

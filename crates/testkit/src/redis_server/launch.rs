@@ -46,9 +46,10 @@ pub(super) fn server_args(extra: &[&str], port: u16, dir: &Path) -> Vec<String> 
     // Last, so that they override the options of the test: the fixture depends on these.
     let (port, dir) = (port.to_string(), dir.display().to_string());
     let socket = format!("{dir}/redis.sock");
-    let own = ["--bind", "127.0.0.1", "--port", &port, "--dir", &dir, "--unixsocket", &socket];
+    let fixture_args =
+        ["--bind", "127.0.0.1", "--port", &port, "--dir", &dir, "--unixsocket", &socket];
     let log = ["--daemonize", "no", "--loglevel", "notice", "--logfile", ""];
-    args.extend(own.into_iter().chain(log).map(str::to_owned));
+    args.extend(fixture_args.into_iter().chain(log).map(str::to_owned));
     args
 }
 

@@ -34,7 +34,7 @@ pub(super) enum SpawnError {
 
 /// What the fixture last did to a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum ProcessState {
     Running,
     Stopped,
     Ended,
@@ -45,7 +45,7 @@ pub(super) enum State {
 pub(super) struct Process {
     child: Child,
     watchdog: Child,
-    state: State,
+    state: ProcessState,
     /// Receives nothing after the start. It is disconnected when the server closes its output,
     /// which signals the end of the server without polling.
     output: Receiver<String>,
@@ -71,7 +71,7 @@ impl Process {
             _ => panic!("cannot run {}: {error}", program.display()),
         });
         let watchdog = watch(&child.id().to_string(), dir);
-        let state = State::Running;
+        let state = ProcessState::Running;
         let process = Self { child, watchdog, state, output: follow(reader) };
         process.ready()?;
         Ok(process)
@@ -79,20 +79,20 @@ impl Process {
 
     fn ready(&self) -> Result<(), SpawnError> {
         let deadline = Instant::now() + DEADLINE;
-        let mut said = String::new();
+        let mut output = String::new();
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             match self.output.recv_timeout(left) {
                 Ok(line) if READY.iter().any(|ready| line.contains(ready)) => return Ok(()),
-                Ok(line) => said.extend([&line, "\n"]),
-                Err(_) if said.contains("Address already in use") => {
+                Ok(line) => output.extend([&line, "\n"]),
+                Err(_) if output.contains("Address already in use") => {
                     return Err(SpawnError::PortTaken);
                 }
                 Err(RecvTimeoutError::Disconnected) => {
-                    return Err(SpawnError::Failed(format!("redis-server ended:\n{said}")));
+                    return Err(SpawnError::Failed(format!("redis-server ended:\n{output}")));
                 }
                 Err(RecvTimeoutError::Timeout) => {
-                    let what = format!("redis-server not ready in {DEADLINE:?}:\n{said}");
+                    let what = format!("redis-server not ready in {DEADLINE:?}:\n{output}");
                     return Err(SpawnError::Failed(what));
                 }
             }
@@ -103,13 +103,13 @@ impl Process {
         self.child.id()
     }
 
-    pub(super) fn state(&self) -> State {
+    pub(super) fn state(&self) -> ProcessState {
         self.state
     }
 
     /// Kills the server with SIGKILL, even if it is stopped. Calling it again does nothing.
     pub(super) fn kill(&mut self) {
-        self.state = State::Ended;
+        self.state = ProcessState::Ended;
         // The watchdog first: once the server is reaped, its pid may belong to another process.
         for child in [&mut self.watchdog, &mut self.child] {
             // An error means that the child has already been reaped.
@@ -155,12 +155,12 @@ impl Process {
         let options = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
         let status = waitid(WaitId::Pid(pid), options).expect("the server is our child");
         assert!(status.is_some_and(|status| status.stopped()), "redis-server ended when paused");
-        self.state = State::Stopped;
+        self.state = ProcessState::Stopped;
     }
 
     pub(super) fn proceed(&mut self) {
         kill_process(Pid::from_child(&self.child), Signal::CONT).expect("the server runs");
-        self.state = State::Running;
+        self.state = ProcessState::Running;
     }
 }
 

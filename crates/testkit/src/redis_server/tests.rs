@@ -5,7 +5,7 @@ use std::time::Duration;
 use redis::{Client, RedisResult};
 
 use super::*;
-use crate::ask::ask;
+use crate::query::query;
 
 fn set(connection: &mut redis::Connection, key: &str, value: &str) {
     redis::cmd("SET").arg(key).arg(value).exec(connection).unwrap();
@@ -138,7 +138,7 @@ fn an_expiry_is_read_to_the_millisecond() {
     assert_eq!(expires_at(&mut connection, "x"), -1);
     // Often enough that some readings fall on the end of a millisecond.
     for end in 4_000_000_000_000..4_000_000_001_000 {
-        assert_eq!(ask::<u64>(&mut connection, &format!("PEXPIREAT x {end}")), 1);
+        assert_eq!(query::<u64>(&mut connection, &format!("PEXPIREAT x {end}")), 1);
         assert_eq!(expires_at(&mut connection, "x"), end);
     }
 }
@@ -198,7 +198,7 @@ async fn speaks_tls() {
 
 /// Simulates a test process that is killed: the watchdog reads the end of its input.
 #[tokio::test]
-async fn the_watchdog_ends_what_an_abandoned_server_left() {
+async fn the_watchdog_ends_an_abandoned_server() {
     let server = RedisServer::start();
     let (pid, dir) = (server.pid(), server.dir.path().to_owned());
     lock(&server.process).abandon();
@@ -223,13 +223,13 @@ fn a_killed_server_stays_dead_until_it_is_started() {
 }
 
 #[test]
-fn a_crash_keeps_what_was_answered_if_it_was_written_down() {
-    for (args, kept) in [(&["--appendonly yes"][..], Some("1".to_owned())), (&[], None)] {
+fn a_crash_keeps_replies_that_were_persisted() {
+    for (args, expected) in [(&["--appendonly yes"][..], Some("1".to_owned())), (&[], None)] {
         let server = RedisServer::start_with(args);
         let (port, pid) = (server.port(), server.pid());
-        let _: () = ask(&mut server.connection(), "SET x 1");
+        let _: () = query(&mut server.connection(), "SET x 1");
         server.crash();
-        assert_eq!(ask::<Option<String>>(&mut server.connection(), "GET x"), kept);
+        assert_eq!(query::<Option<String>>(&mut server.connection(), "GET x"), expected);
         assert_eq!(server.port(), port);
         assert_ne!(server.pid(), pid);
     }

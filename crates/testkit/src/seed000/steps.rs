@@ -135,8 +135,8 @@ impl Seed000 {
     ///
     /// If Redis fails.
     pub async fn ping(&self, name: &str, id: &str) -> RedisResult<(u64, u64)> {
-        let known = lock(&self.inner.pinged).get(id).map(|pinged| (pinged.heartbeat, pinged.ttl));
-        let (heartbeat, ttl) = known.unwrap_or((HEARTBEAT, None));
+        let pinged = lock(&self.inner.pinged).get(id).map(|pinged| (pinged.heartbeat, pinged.ttl));
+        let (heartbeat, ttl) = pinged.unwrap_or((HEARTBEAT, None));
         let keys = self.keys(name);
         let args = [id.to_owned(), seconds(heartbeat), ttl_arg(ttl), self.now()];
         self.script(PING, &[keys.waiting, keys.alive, keys.main], &args).await

@@ -1,6 +1,6 @@
 use super::*;
-use crate::ask::ask;
 use crate::proxy::FaultProxy;
+use crate::query::query;
 use crate::redis_server::RedisServer;
 
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -27,7 +27,7 @@ fn until(what: &str, mut holds: impl FnMut() -> bool) {
 }
 
 #[tokio::test]
-async fn the_steps_write_what_the_document_says() {
+async fn the_steps_write_the_documented_keys() {
     let (server, seed) = start().await;
     let (mut redis, id) = (server.connection(), new_id());
     assert!(id.len() == 32 && id.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')));
@@ -39,27 +39,27 @@ async fn the_steps_write_what_the_document_says() {
 
     seed.queue("n", &id, HEARTBEAT, LONG).await.unwrap();
     assert_eq!(server.keys(), ["ns:semaphore_waiting:n", "ns:semaphore_waiting_heartbeat:n"]);
-    let queued: f64 = ask(&mut redis, &format!("ZSCORE ns:semaphore_waiting:n {id}"));
+    let queued: f64 = query(&mut redis, &format!("ZSCORE ns:semaphore_waiting:n {id}"));
     about(queued, 0.0);
-    about(ask(&mut redis, &format!("ZSCORE ns:semaphore_waiting_heartbeat:n {id}")), 180.0);
+    about(query(&mut redis, &format!("ZSCORE ns:semaphore_waiting_heartbeat:n {id}")), 180.0);
     assert_eq!(seed.ping("n", &id).await.unwrap(), (1, 0));
-    let score: f64 = ask(&mut redis, &format!("ZSCORE ns:semaphore_waiting:n {id}"));
+    let score: f64 = query(&mut redis, &format!("ZSCORE ns:semaphore_waiting:n {id}"));
     assert!((score - queued).abs() < f64::EPSILON);
 
     assert!(!seed.wait_notification(&id, Duration::ZERO).await.unwrap());
     assert_eq!(seed.wake_up_nexts("n", 3, HEARTBEAT, LONG).await.unwrap(), 1);
     let list = format!("ns:acquisition_notification:{id}");
     assert_eq!(server.keys(), [&list, "ns:semaphore_main:n"]);
-    about(ask(&mut redis, &format!("ZSCORE ns:semaphore_main:n {id}")), 180.0);
-    assert_eq!(ask::<Vec<String>>(&mut redis, &format!("LRANGE {list} 0 -1")), ["1"]);
+    about(query(&mut redis, &format!("ZSCORE ns:semaphore_main:n {id}")), 180.0);
+    assert_eq!(query::<Vec<String>>(&mut redis, &format!("LRANGE {list} 0 -1")), ["1"]);
     assert!(seed.wait_notification(&id, DEADLINE).await.unwrap());
 
     assert_eq!(seed.confirm("n", &id, 3, HEARTBEAT, LONG).await.unwrap(), (1, 1));
     assert_eq!(server.keys(), ["ns:semaphore_main:n", "ns:semaphore_max:n", "ns:semaphore_ttl:n"]);
-    about(ask(&mut redis, &format!("ZSCORE ns:semaphore_ttl:n {id}")), 1000.0);
-    assert_eq!(ask::<String>(&mut redis, "GET ns:semaphore_max:n"), "3");
+    about(query(&mut redis, &format!("ZSCORE ns:semaphore_ttl:n {id}")), 1000.0);
+    assert_eq!(query::<String>(&mut redis, "GET ns:semaphore_max:n"), "3");
     for key in ["main", "ttl", "max"] {
-        let left: u64 = ask(&mut redis, &format!("TTL ns:semaphore_{key}:n"));
+        let left: u64 = query(&mut redis, &format!("TTL ns:semaphore_{key}:n"));
         assert!((1000..=1010).contains(&left), "{key} expires in {left}");
     }
 
@@ -73,7 +73,7 @@ async fn the_steps_write_what_the_document_says() {
 }
 
 #[tokio::test]
-async fn slots_go_to_those_who_came_first() {
+async fn slots_are_assigned_in_arrival_order() {
     let (_server, seed) = start().await;
     let ids: Vec<_> = (0..5).map(|_| new_id()).collect();
     for id in &ids {
@@ -104,7 +104,7 @@ async fn acquires_share_a_limit() {
     let short = Some(Duration::from_millis(50));
     let fourth = seed.acquire("n", 2, HEARTBEAT, None, short).await;
     assert!(matches!(fourth, Err(AcquireError::Timeout)));
-    assert_eq!(ask::<u64>(&mut server.connection(), "ZCARD ns:semaphore_waiting:n"), 1);
+    assert_eq!(query::<u64>(&mut server.connection(), "ZCARD ns:semaphore_waiting:n"), 1);
     seed.release("n", &first.id).await.unwrap();
     let third = tokio::time::timeout(DEADLINE, third).await.unwrap().unwrap();
     assert_eq!((third.slot_number, seed.card("n").await.unwrap()), (2, 2));
@@ -126,9 +126,9 @@ async fn an_acquire_that_is_dropped_leaves_the_queue() {
     let waiter = seed.clone();
     let task = tokio::spawn(async move { waiter.acquire("n", 1, HEARTBEAT, None, None).await });
     let mut redis = server.connection();
-    until("a waiter", || ask::<u64>(&mut redis, "EXISTS ns:semaphore_waiting:n") == 1);
+    until("a waiter", || query::<u64>(&mut redis, "EXISTS ns:semaphore_waiting:n") == 1);
     task.abort();
-    until("no waiter", || ask::<u64>(&mut redis, "EXISTS ns:semaphore_waiting:n") == 0);
+    until("no waiter", || query::<u64>(&mut redis, "EXISTS ns:semaphore_waiting:n") == 0);
     assert_eq!(seed.card("n").await.unwrap(), 1);
 }
 
@@ -164,14 +164,14 @@ async fn a_slot_ends_with_its_ttl_however_alive_its_holder() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn heartbeats_go_on_until_the_client_is_gone() {
+async fn heartbeats_continue_until_the_client_ends() {
     let (server, seed) = start().await;
     let heartbeat = Duration::from_millis(2400);
     let held = seed.acquire("n", 1, heartbeat, None, None).await.unwrap();
     let (mut redis, score) =
         (server.connection(), format!("ZSCORE ns:semaphore_main:n {}", held.id));
-    let before: f64 = ask(&mut redis, &score);
-    until("two renewals", || ask::<f64>(&mut redis, &score) > before + 0.5);
+    let before: f64 = query(&mut redis, &score);
+    until("two renewals", || query::<f64>(&mut redis, &score) > before + 0.5);
     let other = Seed000::connect(&server.url(), "ns").await.unwrap();
     drop(seed);
     let next = other.acquire("n", 1, heartbeat, None, Some(DEADLINE)).await.unwrap();
@@ -194,7 +194,7 @@ async fn a_short_ttl_shortens_the_life_of_shared_keys() {
     for (ttl, most) in [(1000, 1010), (5, 15), (70, 80)] {
         let ttl = Some(Duration::from_secs(ttl));
         seed.queue("n", &new_id(), HEARTBEAT, ttl).await.unwrap();
-        let left: u64 = ask(&mut server.connection(), "TTL ns:semaphore_waiting:n");
+        let left: u64 = query(&mut server.connection(), "TTL ns:semaphore_waiting:n");
         assert!((most - 4..=most).contains(&left), "{left}");
     }
 }

@@ -1,7 +1,7 @@
 use tokio::task::JoinSet;
 
 use super::*;
-use crate::ask::ask;
+use crate::query::query;
 use crate::redis_server::RedisServer;
 
 /// Long enough that nothing expires unless a test makes it expire.
@@ -9,8 +9,8 @@ const TTL: u64 = 1000;
 
 async fn start() -> (RedisServer, redis::Connection, Seed002) {
     let server = RedisServer::start();
-    let (look, seed) = (server.connection(), Seed002::new(server.async_connection().await));
-    (server, look, seed)
+    let (connection, seed) = (server.connection(), Seed002::new(server.async_connection().await));
+    (server, connection, seed)
 }
 
 fn is(outcome: &Outcome, status: &str, current_count: i64, expired_count: i64) {
@@ -20,37 +20,37 @@ fn is(outcome: &Outcome, status: &str, current_count: i64, expired_count: i64) {
 }
 
 /// The server's clock, in seconds.
-fn now(look: &mut redis::Connection) -> f64 {
-    let (seconds, micros): (f64, f64) = ask(look, "TIME");
+fn now(connection: &mut redis::Connection) -> f64 {
+    let (seconds, micros): (f64, f64) = query(connection, "TIME");
     seconds + micros / 1e6
 }
 
 /// Moves the last renewal of an instance into the past by so many seconds.
-fn age(look: &mut redis::Connection, id: &str, seconds: u32) {
-    let score = now(look) - f64::from(seconds);
-    assert_eq!(ask::<u64>(look, &format!("ZADD semaphores:k XX CH {score} {id}")), 1);
+fn age(connection: &mut redis::Connection, id: &str, seconds: u32) {
+    let score = now(connection) - f64::from(seconds);
+    assert_eq!(query::<u64>(connection, &format!("ZADD semaphores:k XX CH {score} {id}")), 1);
 }
 
-fn score(look: &mut redis::Connection, id: &str) -> f64 {
-    ask(look, &format!("ZSCORE semaphores:k {id}"))
+fn score(connection: &mut redis::Connection, id: &str) -> f64 {
+    query(connection, &format!("ZSCORE semaphores:k {id}"))
 }
 
 #[tokio::test]
-async fn the_scripts_write_what_the_document_says() {
-    let (server, mut look, seed) = start().await;
-    let before = now(&mut look);
+async fn the_scripts_write_the_documented_keys() {
+    let (server, mut connection, seed) = start().await;
+    let before = now(&mut connection);
     is(&seed.acquire("k", "a", 2, TTL).await.unwrap(), "acquired", 1, 0);
-    let after = now(&mut look);
+    let after = now(&mut connection);
     assert_eq!(server.keys(), ["semaphores:holders:k:a", "semaphores:k"]);
-    let acquired = score(&mut look, "a");
+    let acquired = score(&mut connection, "a");
     assert!((before..=after).contains(&acquired), "{acquired} is not in {before}..={after}");
-    let left: u64 = ask(&mut look, "TTL semaphores:holders:k:a");
+    let left: u64 = query(&mut connection, "TTL semaphores:holders:k:a");
     assert!((TTL - 20..=TTL).contains(&left), "expires in {left}");
-    assert_eq!(ask::<i64>(&mut look, "TTL semaphores:k"), -1);
+    assert_eq!(query::<i64>(&mut connection, "TTL semaphores:k"), -1);
 
     is(&seed.renew("k", "a", 2 * TTL).await.unwrap(), "renewed", 1, 0);
-    assert!(score(&mut look, "a") > acquired);
-    assert!(ask::<u64>(&mut look, "TTL semaphores:holders:k:a") > TTL);
+    assert!(score(&mut connection, "a") > acquired);
+    assert!(query::<u64>(&mut connection, "TTL semaphores:holders:k:a") > TTL);
     assert_eq!(seed.count("k", TTL).await.unwrap(), (1, 0));
     is(&seed.release("k", "a", TTL).await.unwrap(), "released", 0, 0);
     assert_eq!(server.keys(), Vec::<String>::new());
@@ -58,7 +58,7 @@ async fn the_scripts_write_what_the_document_says() {
 }
 
 #[tokio::test]
-async fn a_full_pool_lets_nobody_in() {
+async fn a_full_pool_refuses_leases() {
     let (server, _, seed) = start().await;
     is(&seed.acquire("k", "a", 2, TTL).await.unwrap(), "acquired", 1, 0);
     is(&seed.acquire("k", "b", 2, TTL).await.unwrap(), "acquired", 2, 0);
@@ -71,7 +71,7 @@ async fn a_full_pool_lets_nobody_in() {
 }
 
 #[tokio::test]
-async fn those_who_come_at_once_share_the_capacity() {
+async fn concurrent_acquires_share_the_capacity() {
     let (_server, _, seed) = start().await;
     let mut crowd = JoinSet::new();
     for number in 0..20 {
@@ -86,30 +86,30 @@ async fn those_who_come_at_once_share_the_capacity() {
 
 #[tokio::test]
 async fn an_instance_that_acquires_again_is_renewed() {
-    let (_server, mut look, seed) = start().await;
+    let (_server, mut connection, seed) = start().await;
     is(&seed.acquire("k", "a", 1, TTL).await.unwrap(), "acquired", 1, 0);
-    age(&mut look, "a", 500);
-    let aged = score(&mut look, "a");
+    age(&mut connection, "a", 500);
+    let aged = score(&mut connection, "a");
     is(&seed.acquire("k", "a", 1, 2 * TTL).await.unwrap(), "acquired", 1, 0);
-    assert!(score(&mut look, "a") > aged + 400.0);
-    assert!(ask::<u64>(&mut look, "TTL semaphores:holders:k:a") > TTL);
+    assert!(score(&mut connection, "a") > aged + 400.0);
+    assert!(query::<u64>(&mut connection, "TTL semaphores:holders:k:a") > TTL);
 
-    ask::<()>(&mut look, "DEL semaphores:holders:k:a");
+    query::<()>(&mut connection, "DEL semaphores:holders:k:a");
     is(&seed.acquire("k", "a", 1, TTL).await.unwrap(), "acquired", 1, 0);
     is(&seed.renew("k", "a", TTL).await.unwrap(), "renewed", 1, 0);
 }
 
 #[tokio::test]
-async fn every_script_first_cleans_up_what_has_expired() {
-    let (_server, mut look, seed) = start().await;
+async fn every_script_first_removes_expired_holders() {
+    let (_server, mut connection, seed) = start().await;
     for id in ["a", "b"] {
         seed.acquire("k", id, 3, TTL).await.unwrap();
     }
     let mut dead = async |id: &str| {
         seed.acquire("k", id, 3, TTL).await.unwrap();
         // Old, but not expired.
-        age(&mut look, "a", 900);
-        age(&mut look, id, 1001);
+        age(&mut connection, "a", 900);
+        age(&mut connection, id, 1001);
     };
     dead("x").await;
     assert_eq!(seed.count("k", TTL).await.unwrap(), (2, 1));
@@ -128,8 +128,8 @@ async fn every_script_first_cleans_up_what_has_expired() {
 }
 
 #[tokio::test]
-async fn who_does_not_hold_is_told_why() {
-    let (server, mut look, seed) = start().await;
+async fn renew_and_release_of_a_missing_lease_give_the_reason() {
+    let (server, mut connection, seed) = start().await;
     is(&seed.renew("k", "a", TTL).await.unwrap(), "not_held", 0, 0);
     is(&seed.release("k", "a", TTL).await.unwrap(), "not_held", 0, 0);
     assert_eq!(server.keys(), Vec::<String>::new());
@@ -137,12 +137,12 @@ async fn who_does_not_hold_is_told_why() {
     seed.acquire("k", "b", 2, TTL).await.unwrap();
     for past in ["DEL semaphores:holders:k:a", "PEXPIREAT semaphores:holders:k:a 1"] {
         seed.acquire("k", "a", 2, TTL).await.unwrap();
-        assert_eq!(ask::<u64>(&mut look, past), 1);
+        assert_eq!(query::<u64>(&mut connection, past), 1);
         is(&seed.renew("k", "a", TTL).await.unwrap(), "expired", 1, 1);
         is(&seed.renew("k", "a", TTL).await.unwrap(), "not_held", 1, 0);
 
         seed.acquire("k", "a", 2, TTL).await.unwrap();
-        assert_eq!(ask::<u64>(&mut look, past), 1);
+        assert_eq!(query::<u64>(&mut connection, past), 1);
         is(&seed.release("k", "a", TTL).await.unwrap(), "already_expired", 1, 1);
         is(&seed.release("k", "a", TTL).await.unwrap(), "not_held", 1, 0);
     }
@@ -152,9 +152,9 @@ async fn who_does_not_hold_is_told_why() {
 /// The document's rule, kept with its flaw: every caller sweeps with its own TTL.
 #[tokio::test]
 async fn a_caller_with_a_short_ttl_evicts_others() {
-    let (_server, mut look, seed) = start().await;
+    let (_server, mut connection, seed) = start().await;
     seed.acquire("k", "a", 1, TTL).await.unwrap();
-    age(&mut look, "a", 100);
+    age(&mut connection, "a", 100);
     is(&seed.acquire("k", "b", 1, TTL).await.unwrap(), "capacity_full", 1, 0);
     is(&seed.acquire("k", "b", 1, 10).await.unwrap(), "acquired", 1, 1);
     is(&seed.renew("k", "a", TTL).await.unwrap(), "not_held", 1, 0);
@@ -162,11 +162,11 @@ async fn a_caller_with_a_short_ttl_evicts_others() {
 
 #[tokio::test]
 async fn scripts_are_loaded_once_and_again_when_the_server_has_lost_them() {
-    let (server, mut look, seed) = start().await;
+    let (server, mut connection, seed) = start().await;
     // Redis 6.2 does not count SCRIPT LOAD apart from SCRIPT FLUSH.
     for loads_and_flushes in [1, 1, 3] {
         if loads_and_flushes == 3 {
-            ask::<()>(&mut look, "SCRIPT FLUSH");
+            query::<()>(&mut connection, "SCRIPT FLUSH");
         }
         assert_eq!(seed.count("k", TTL).await.unwrap(), (0, 0));
         assert_eq!(server.command_count("script"), loads_and_flushes);

@@ -4,7 +4,7 @@ use redis::Connection;
 use tokio::task::JoinSet;
 
 use super::*;
-use crate::ask::ask;
+use crate::query::query;
 use crate::redis_server::{RedisServer, expires_at};
 
 /// Long enough that nothing expires unless a test makes it expire.
@@ -15,52 +15,53 @@ const B: &str = "BBBBBBBBBBBBBBBBBBBBBB";
 
 async fn start() -> (RedisServer, Connection, Seed003) {
     let server = RedisServer::start();
-    let (look, seed) = (server.connection(), Seed003::new(server.async_connection().await, "p"));
-    (server, look, seed)
+    let (connection, seed) =
+        (server.connection(), Seed003::new(server.async_connection().await, "p"));
+    (server, connection, seed)
 }
 
 /// The server's clock, in milliseconds.
-fn now(look: &mut Connection) -> u64 {
-    let (seconds, micros): (u64, u64) = ask(look, "TIME");
+fn now(connection: &mut Connection) -> u64 {
+    let (seconds, micros): (u64, u64) = query(connection, "TIME");
     seconds * 1000 + micros / 1000
 }
 
 /// Each key's expiry is set from its own reading of the clock, between the readings before and after the script.
 #[track_caller]
-fn end_within(look: &mut Connection, keys: &[&str], expected: &RangeInclusive<u64>) {
+fn end_within(connection: &mut Connection, keys: &[&str], expected: &RangeInclusive<u64>) {
     for key in keys {
-        let end = expires_at(look, key).cast_unsigned();
+        let end = expires_at(connection, key).cast_unsigned();
         assert!(expected.contains(&end), "{key} ends at {end}, not in {expected:?}");
     }
 }
 
 /// Writes the record of a lock on `k` that expired `ago_ms` ago but still exists.
-fn write_ended(look: &mut Connection, lock_id: &str, ago_ms: u64) {
-    let ended = now(look) - ago_ms;
+fn write_ended(connection: &mut Connection, lock_id: &str, ago_ms: u64) {
+    let ended = now(connection) - ago_ms;
     let times = format!(r#""acquiredAtMs":{},"expiresAtMs":{ended}"#, ended - TTL);
     let record = format!(r#"{{"lockId":"{lock_id}",{times},"key":"k","fence":"{:019}"}}"#, 7);
-    ask::<()>(look, &format!("SET p:k {record}"));
+    query::<()>(connection, &format!("SET p:k {record}"));
 }
 
 #[tokio::test]
-async fn the_scripts_write_what_the_document_says() {
-    let (server, mut look, seed) = start().await;
-    let before = now(&mut look);
+async fn the_scripts_write_the_documented_keys() {
+    let (server, mut connection, seed) = start().await;
+    let before = now(&mut connection);
     let acquired = seed.acquire("k", TTL).await.unwrap().unwrap();
-    let after = now(&mut look);
+    let after = now(&mut connection);
     let index = format!("p:id:{}", acquired.lock_id);
     assert_eq!(server.keys(), ["p:fence:k", &index, "p:k"]);
     assert_eq!(acquired.fence, "0000000000000000001");
     assert!((before + TTL..=after + TTL).contains(&acquired.expires_at_ms), "{acquired:?}");
 
-    let stored = LockData::parse(&ask::<String>(&mut look, "GET p:k"));
+    let stored = LockData::parse(&query::<String>(&mut connection, "GET p:k"));
     let Acquired { lock_id, fence, expires_at_ms } = acquired;
     let (acquired_at_ms, key) = (expires_at_ms - TTL, "k".to_owned());
     assert_eq!(stored, LockData { lock_id, expires_at_ms, acquired_at_ms, key, fence });
-    assert_eq!(ask::<String>(&mut look, &format!("GET {index}")), "k");
-    assert_eq!(ask::<String>(&mut look, "GET p:fence:k"), "1");
-    assert_eq!(ask::<i64>(&mut look, "PTTL p:fence:k"), -1);
-    end_within(&mut look, &["p:k", &index], &(before + TTL..=after + TTL));
+    assert_eq!(query::<String>(&mut connection, &format!("GET {index}")), "k");
+    assert_eq!(query::<String>(&mut connection, "GET p:fence:k"), "1");
+    assert_eq!(query::<i64>(&mut connection, "PTTL p:fence:k"), -1);
+    end_within(&mut connection, &["p:k", &index], &(before + TTL..=after + TTL));
 
     assert_eq!(seed.release(&stored.lock_id).await.unwrap(), 1);
     assert_eq!(server.keys(), ["p:fence:k"]);
@@ -82,7 +83,7 @@ async fn one_holds_at_a_time_and_every_fence_is_the_next() {
 }
 
 #[tokio::test]
-async fn of_those_who_come_at_once_one_gets_it() {
+async fn one_of_concurrent_acquires_gets_the_lock() {
     let (_server, _, seed) = start().await;
     let mut crowd = JoinSet::new();
     for _ in 0..20 {
@@ -97,25 +98,25 @@ async fn of_those_who_come_at_once_one_gets_it() {
 
 #[tokio::test]
 async fn an_extension_replaces_what_was_left() {
-    let (_server, mut look, seed) = start().await;
+    let (_server, mut connection, seed) = start().await;
     let held = seed.acquire_as(A, "k", TTL).await.unwrap().unwrap();
     let first = seed.lookup_by_id(A).await.unwrap().unwrap();
     for ttl in [3 * TTL, TTL / 2] {
-        let before = now(&mut look);
+        let before = now(&mut connection);
         assert_eq!(seed.extend(A, ttl).await.unwrap(), 1);
-        let after = now(&mut look);
+        let after = now(&mut connection);
         let extended = seed.lookup_by_id(A).await.unwrap().unwrap();
         let expires_at_ms = extended.expires_at_ms;
         assert!((before + ttl..=after + ttl).contains(&expires_at_ms), "{extended:?}");
         assert_eq!(extended, LockData { expires_at_ms, ..first.clone() });
-        end_within(&mut look, &["p:k", &format!("p:id:{A}")], &(before + ttl..=after + ttl));
+        end_within(&mut connection, &["p:k", &format!("p:id:{A}")], &(before + ttl..=after + ttl));
     }
     assert_eq!(first.fence, held.fence);
 }
 
 #[tokio::test]
-async fn whose_lock_it_is_not_is_told_why() {
-    let (server, mut look, seed) = start().await;
+async fn release_and_extend_of_a_foreign_lock_give_the_reason() {
+    let (server, mut connection, seed) = start().await;
     for release in [true, false] {
         let code = async |lock_id| {
             let code =
@@ -123,7 +124,7 @@ async fn whose_lock_it_is_not_is_told_why() {
             code.unwrap()
         };
         assert_eq!(code(A).await, -1, "there is no index");
-        ask::<()>(&mut look, &format!("SET p:id:{A} k"));
+        query::<()>(&mut connection, &format!("SET p:id:{A} k"));
         assert_eq!(code(A).await, -1, "there is no lock");
 
         seed.acquire_as(B, "k", TTL).await.unwrap().unwrap();
@@ -131,35 +132,35 @@ async fn whose_lock_it_is_not_is_told_why() {
         assert_eq!(seed.lookup_by_id(A).await.unwrap(), None);
         assert_eq!(seed.lookup_by_id(B).await.unwrap(), seed.lookup_by_key("k").await.unwrap());
 
-        ask::<()>(&mut look, &format!("SET p:id:{A} k"));
-        write_ended(&mut look, A, 30_000);
+        query::<()>(&mut connection, &format!("SET p:id:{A} k"));
+        write_ended(&mut connection, A, 30_000);
         assert_eq!(code(A).await, -2, "it has expired");
         assert_eq!(server.keys(), ["p:fence:k".to_owned(), format!("p:id:{B}")]);
         assert_eq!(code(A).await, -1, "it was cleaned up");
-        ask::<()>(&mut look, &format!("DEL p:id:{B}"));
+        query::<()>(&mut connection, &format!("DEL p:id:{B}"));
     }
 }
 
 #[tokio::test]
-async fn a_record_is_gone_with_its_ttl() {
-    let (_server, mut look, seed) = start().await;
+async fn a_record_expires_with_its_ttl() {
+    let (_server, mut connection, seed) = start().await;
     for key in ["p:k".to_owned(), format!("p:id:{A}")] {
         seed.acquire_as(A, "k", TTL).await.unwrap().unwrap();
         assert!(seed.is_locked("k").await.unwrap());
-        assert_eq!(ask::<u64>(&mut look, &format!("PEXPIREAT {key} 1")), 1);
+        assert_eq!(query::<u64>(&mut connection, &format!("PEXPIREAT {key} 1")), 1);
         assert_eq!(seed.is_locked("k").await.unwrap(), key != "p:k");
         assert_eq!(seed.lookup_by_id(A).await.unwrap(), None);
         assert_eq!((seed.extend(A, TTL).await.unwrap(), seed.release(A).await.unwrap()), (-1, -1));
-        ask::<()>(&mut look, "DEL p:k");
+        query::<()>(&mut connection, "DEL p:k");
     }
 }
 
 #[tokio::test]
 async fn a_record_outlives_its_end_by_the_tolerance() {
-    let (server, mut look, seed) = start().await;
+    let (server, mut connection, seed) = start().await;
     let patient = seed.clone().with_tolerance_ms(60_000);
-    ask::<()>(&mut look, &format!("SET p:id:{A} k"));
-    write_ended(&mut look, A, 30_000);
+    query::<()>(&mut connection, &format!("SET p:id:{A} k"));
+    write_ended(&mut connection, A, 30_000);
 
     assert!(patient.is_locked("k").await.unwrap());
     let found = patient.lookup_by_key("k").await.unwrap();
@@ -177,10 +178,10 @@ async fn a_record_outlives_its_end_by_the_tolerance() {
 
 #[tokio::test]
 async fn an_expired_record_is_taken_over() {
-    let (server, mut look, seed) = start().await;
-    ask::<()>(&mut look, &format!("SET p:id:{A} k"));
-    ask::<()>(&mut look, "SET p:fence:k 7");
-    write_ended(&mut look, A, 30_000);
+    let (server, mut connection, seed) = start().await;
+    query::<()>(&mut connection, &format!("SET p:id:{A} k"));
+    query::<()>(&mut connection, "SET p:fence:k 7");
+    write_ended(&mut connection, A, 30_000);
     let acquired = seed.acquire_as(B, "k", TTL).await.unwrap().unwrap();
     assert_eq!(acquired.fence, format!("{:019}", 8));
     // The document leaves the old index until it expires. It is of no use to its owner.

@@ -57,7 +57,7 @@ fn excused(fault: &Fault) -> Span {
         Kind::ClockBack => LONG + CONFIRM + STEP,
         _ => 0,
     };
-    (fault.begin, fault.end.saturating_add(fault.settle() + aftermath))
+    (fault.begin, fault.end.saturating_add(fault.recovery_time() + aftermath))
 }
 
 impl Touched {
@@ -73,16 +73,17 @@ impl Touched {
         };
         let touched = |befell: &dyn Fn(&Fault) -> bool| {
             let on = |thing: usize| {
-                let own = faults.iter().filter(|fault| befell(fault) && fault.concerns(thing));
-                own.map(excused).collect()
+                let affecting =
+                    faults.iter().filter(|fault| befell(fault) && fault.concerns(thing));
+                affecting.map(excused).collect()
             };
             (0..things).map(on).collect()
         };
         let mut workers = BTreeMap::new();
         for fault in faults {
             if let Scope::Worker(worker) = fault.scope {
-                let own = |fault: &Fault| everybody(fault) || of(worker, fault);
-                workers.entry(worker).or_insert_with(|| touched(&own));
+                let affects = |fault: &Fault| everybody(fault) || of(worker, fault);
+                workers.entry(worker).or_insert_with(|| touched(&affects));
             }
         }
         Self { everybody: touched(&everybody), workers }
@@ -109,7 +110,8 @@ pub(super) fn forgotten(case: &Case<'_>, op: &Op) -> Spans {
 fn by_clock(case: &Case<'_>, op: &Op, set: &Fault) -> Option<Span> {
     let thing = op.of(case.history);
     let ends_early = set.kind == Kind::ClockForward || thing.shared;
-    (ends_early && op.asked < set.end).then(|| (set.begin, set.end.saturating_add(thing.longest())))
+    (ends_early && op.requested < set.end)
+        .then(|| (set.begin, set.end.saturating_add(thing.longest())))
 }
 
 fn by_loss(case: &Case<'_>, op: &Op, loss: &Fault) -> Option<Span> {
@@ -118,9 +120,9 @@ fn by_loss(case: &Case<'_>, op: &Op, loss: &Fault) -> Option<Span> {
     let lease = op.of(history).lease;
     let Some(granted) = minted(history, op) else {
         // It has no fence that is a time.
-        let told = op.granted?.at;
-        let until = told.max(end).saturating_add(op.of(history).longest() + 3 * SECOND);
-        return (op.asked < end).then_some((begin, until));
+        let granted_at = op.granted?.at;
+        let until = granted_at.max(end).saturating_add(op.of(history).longest() + 3 * SECOND);
+        return (op.requested < end).then_some((begin, until));
     };
     if granted > end {
         return None;
@@ -171,8 +173,8 @@ fn out_of_reach(history: &History, op: &Op, loss: &Fault, from: Micros) -> Micro
 /// Returns when the permit was granted, on the clock of the histories, if its fence tells. It does so unless the wall
 /// clock, of which the fence is a reading, has been set.
 fn minted(history: &History, op: &Op) -> Option<Micros> {
-    let told = op.granted?.at;
-    let mut set = history.faults.iter().filter(|fault| is_clock(fault) && fault.begin < told);
+    let granted_at = op.granted?.at;
+    let mut set = history.faults.iter().filter(|fault| is_clock(fault) && fault.begin < granted_at);
     let tells = op.of(history).kind == plan::Kind::Semaphore && set.next().is_none();
     op.fence().filter(|_| tells).map(|fence| fence.saturating_sub(history.wall_offset))
 }
@@ -187,14 +189,14 @@ pub(super) fn epoch(history: &History, op: &Op) -> Option<usize> {
     let mut set_back = history.faults.iter().filter(|fault| fault.kind == Kind::ClockBack);
     let counts_from =
         if is_permit { set_back.next().map_or(Micros::MAX, |set| set.begin) } else { 0 };
-    let told = op.granted?.at;
+    let granted_at = op.granted?.at;
     let mut epoch = 0;
     let costs =
         |loss: &&Fault| loss.loses_data() && loss.end > counts_from && loss.concerns(op.thing);
     for loss in history.faults.iter().filter(costs) {
-        if op.asked > loss.end {
+        if op.requested > loss.end {
             epoch += 1;
-        } else if told > loss.begin {
+        } else if granted_at > loss.begin {
             return None;
         }
     }

@@ -15,23 +15,23 @@ pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
         }
     }
     for mut granted in epochs.into_values() {
-        granted.sort_unstable_by_key(|(fence, op)| (*fence, op.asked));
+        granted.sort_unstable_by_key(|(fence, op)| (*fence, op.requested));
         for pair in granted.windows(2) {
             let [(one, first), (other, second)] = pair else { continue };
             if one == other {
                 let what = format!("{first} and {second} have the same fence");
-                verdict.found(Rule::Fence, name, second.asked, what);
+                verdict.found(Rule::Fence, name, second.requested, what);
             }
         }
-        let mut told = granted.clone();
-        told.sort_unstable_by_key(|(_, op)| op.granted.map(|granted| granted.at));
-        granted.sort_unstable_by_key(|(_, op)| op.asked);
-        let mut told = told.into_iter().peekable();
+        let mut by_grant = granted.clone();
+        by_grant.sort_unstable_by_key(|(_, op)| op.granted.map(|granted| granted.at));
+        granted.sort_unstable_by_key(|(_, op)| op.requested);
+        let mut by_grant = by_grant.into_iter().peekable();
         let mut newest: Option<(u64, &Op)> = None;
         for (fence, op) in granted {
-            while let Some(before) = told
-                .next_if(|(_, before)| before.granted.is_some_and(|granted| granted.at < op.asked))
-            {
+            while let Some(before) = by_grant.next_if(|(_, before)| {
+                before.granted.is_some_and(|granted| granted.at < op.requested)
+            }) {
                 if newest.is_none_or(|(largest, _)| before.0 > largest) {
                     newest = Some(before);
                 }
@@ -40,7 +40,7 @@ pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
                 let what = format!(
                     "{op} was requested after {before} was reported, but {fence} < {largest}"
                 );
-                verdict.found(Rule::Fence, name, op.asked, what);
+                verdict.found(Rule::Fence, name, op.requested, what);
             }
         }
     }

@@ -17,8 +17,8 @@ use crate::clock::Micros;
 use crate::plan;
 
 pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
-    let known = &case.history.things[thing];
-    if known.kind != plan::Kind::Semaphore {
+    let spec = &case.history.things[thing];
+    if spec.kind != plan::Kind::Semaphore {
         return;
     }
     let of_thing = || case.ops.iter().filter(|op| op.thing == thing);
@@ -28,17 +28,17 @@ pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
     let longest = longest.min(case.history.ended);
     for later in of_thing() {
         let Some(granted) = later.granted else { continue };
-        let first = waiters.partition_point(|((seen, _), _)| *seen + longest < later.asked);
-        let before = waiters[first..].iter().take_while(|((seen, _), _)| *seen < later.asked);
-        for &((seen, until), waiter) in before.filter(|((_, until), _)| *until > later.asked) {
+        let first = waiters.partition_point(|((seen, _), _)| *seen + longest < later.requested);
+        let before = waiters[first..].iter().take_while(|((seen, _), _)| *seen < later.requested);
+        for &((seen, until), waiter) in before.filter(|((_, until), _)| *until > later.requested) {
             let same = epoch(case.history, waiter)
-                .is_some_and(|own| epoch(case.history, later) == Some(own));
-            let by_fence = same && known.capacity == 1;
+                .is_some_and(|waiter_epoch| epoch(case.history, later) == Some(waiter_epoch));
+            let by_fence = same && spec.capacity == 1;
             let overtook = overtaken(waiter, later, granted.at, by_fence);
             let calm = |until: Micros| {
                 // The other program grants by its own clock. So if it does not run, one of our
                 // waiters may lose its turn.
-                let whose = case.foreign.iter().filter(|_| known.shared).chain([&waiter.worker]);
+                let whose = case.foreign.iter().filter(|_| spec.shared).chain([&waiter.worker]);
                 let touched = |worker: &usize| case.touched.of(*worker, thing);
                 whose.into_iter().all(|worker| !touched(worker).meets((seen, until)))
             };
@@ -51,7 +51,7 @@ pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
                 let what = format!(
                     "{later} was requested after {waiter} was in the queue, but was granted first"
                 );
-                verdict.found(Rule::Order, known.name, at, what);
+                verdict.found(Rule::Order, spec.name, at, what);
             }
         }
     }
@@ -61,7 +61,9 @@ pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
 fn overtaken(waiter: &Op, later: &Op, granted: Micros, by_fence: bool) -> Option<Micros> {
     let still = waiter.queued.iter().find(|(since, _)| *since > granted).map(|(_, at)| *at);
     let by_fence = match (waiter.fence(), later.fence()) {
-        (Some(own), Some(other)) if by_fence && own > other => waiter.granted.map(|told| told.at),
+        (Some(fence), Some(other)) if by_fence && fence > other => {
+            waiter.granted.map(|granted| granted.at)
+        }
         _ => None,
     };
     still.or(by_fence)

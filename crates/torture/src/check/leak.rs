@@ -29,7 +29,7 @@ use crate::history::How;
 const BOUND: Micros = 3 * SECOND / 2;
 
 pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
-    let known = &case.history.things[thing];
+    let spec = &case.history.things[thing];
     let mut ops: HashMap<&str, Vec<&Op>> = HashMap::new();
     for op in case.ops.iter().filter(|op| op.thing == thing) {
         if let Some(id) = &op.listed_as {
@@ -39,7 +39,8 @@ pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
     let failovers = failovers(case, thing);
     for listed in case.history.listed.iter().filter(|listed| listed.thing == thing) {
         let same_id = ops.get(listed.id.as_str()).map(Vec::as_slice).unwrap_or_default();
-        let next_uses = same_id.iter().skip(1).map(|next| next.asked).chain([case.history.ended]);
+        let next_uses =
+            same_id.iter().skip(1).map(|next| next.requested).chain([case.history.ended]);
         for (op, next_use) in same_id.iter().zip(next_uses) {
             let Some(over) = given_up(case, op) else { continue };
             verdict.facts.given_up += usize::from(listed.from < next_use);
@@ -53,7 +54,7 @@ pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
                 if listed_for > BOUND {
                     let ago = (calm.1 - over) / MILLISECOND;
                     let what = format!("{op} ended {ago} ms ago, and the store still lists it");
-                    verdict.found(Rule::Leak, known.name, calm.1, what);
+                    verdict.found(Rule::Leak, spec.name, calm.1, what);
                 }
             }
         }
@@ -75,11 +76,11 @@ fn slowness(case: &Case<'_>, op: &Op, span: Span) -> Micros {
 
 /// The times in which a new primary may lack releases that the old one had confirmed.
 fn failovers(case: &Case<'_>, thing: usize) -> Spans {
-    let known = &case.history.things[thing];
+    let spec = &case.history.things[thing];
     let faults = case.history.faults.iter();
     let faults = faults.filter(|fault| fault.is_failover() && fault.concerns(thing));
     let aftermath = |fault: &Fault| -> Span {
-        let left = fault.settle() + known.lease + known.aftermath();
+        let left = fault.recovery_time() + spec.lease + spec.aftermath();
         (fault.begin, fault.end.saturating_add(left))
     };
     faults.map(aftermath).collect()

@@ -6,8 +6,8 @@ use super::{Case, Rule, Verdict};
 use crate::clock::Micros;
 
 pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
-    let known = &case.history.things[thing];
-    let capacity = known.capacity;
+    let spec = &case.history.things[thing];
+    let capacity = spec.capacity;
     // At the same instant, ends sort before beginnings: a holder that begins then begins after the other has ended.
     let mut steps: Vec<(Micros, bool, usize)> = Vec::new();
     for (index, op) in case.ops.iter().enumerate().filter(|(_, op)| op.thing == thing) {
@@ -22,7 +22,7 @@ pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
     let mut holding: Vec<usize> = Vec::new();
     for (at, begins, index) in steps {
         if !begins {
-            holding.retain(|known| *known != index);
+            holding.retain(|spec| *spec != index);
             continue;
         }
         holding.push(index);
@@ -34,11 +34,11 @@ pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
                 "{units} units are certainly held; the capacity is {capacity}; the holders are {}",
                 who.join(", ")
             );
-            verdict.found(Rule::Limit, known.name, at, what);
+            verdict.found(Rule::Limit, spec.name, at, what);
         }
     }
     for crowded in case.history.crowded.iter().filter(|crowded| crowded.thing == thing) {
         let what = format!("the store has {} holders; the capacity is {capacity}", crowded.held);
-        verdict.found(Rule::Limit, known.name, crowded.at, what);
+        verdict.found(Rule::Limit, spec.name, crowded.at, what);
     }
 }

@@ -37,17 +37,17 @@ const ASKED_AGAIN: Micros = 500 * MILLISECOND;
 const UNDER_WAY: Micros = 300 * MILLISECOND;
 
 pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
-    let known = &case.history.things[thing];
-    if known.rate.is_some() || known.steered {
+    let spec = &case.history.things[thing];
+    if spec.rate.is_some() || spec.steered {
         return;
     }
-    let queues = known.kind == plan::Kind::Semaphore;
+    let queues = spec.kind == plan::Kind::Semaphore;
     let moment = if queues { MOMENT } else { ASKED_AGAIN };
     let of_thing = || case.ops.iter().filter(|op| op.thing == thing);
-    let capacity = if known.heaviest > 1 { 1 } else { known.capacity as usize };
+    let capacity = if spec.heaviest > 1 { 1 } else { spec.capacity as usize };
     let free = free(of_thing().map(|op| possible(case, op)), capacity);
     for op in of_thing().filter(|op| !op.foreign) {
-        let waited = if queues { op.waited() } else { op.asked_for() };
+        let waited = if queues { op.waited() } else { op.requested_span() };
         let Some((from, until)) = waited else { continue };
         for calm in case.touched.of(op.worker, thing).without((from, until.min(case.history.ended)))
         {
@@ -63,7 +63,7 @@ pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
             if unexplained > BOUND {
                 let millis = unexplained / MILLISECOND;
                 let what = format!("{op} waited for {millis} ms while a permit was free");
-                verdict.found(Rule::Waiting, known.name, calm.1, what);
+                verdict.found(Rule::Waiting, spec.name, calm.1, what);
             }
         }
     }
@@ -72,14 +72,15 @@ pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
 /// The times at which this acquisition may have held a permit.
 fn possible(case: &Case<'_>, op: &Op) -> Vec<Span> {
     let touched = case.touched.of(op.worker, op.thing);
-    let (over, told) = (op.over(), op.granted.map(|granted| granted.at));
+    let (over, granted_at) = (op.over(), op.granted.map(|granted| granted.at));
     // The permit may have been granted while a fault kept the worker from learning of it. By the end of the fault the
     // client has queried.
-    let unheard = touched.within((op.asked, told.unwrap_or(over)));
+    let unreachable = touched.within((op.requested, granted_at.unwrap_or(over)));
     let waiting = waiting(op, op.of(case.history).lease);
-    let mut spans: Vec<_> = unheard.into_iter().flat_map(|span| waiting.without(span)).collect();
+    let mut spans: Vec<_> =
+        unreachable.into_iter().flat_map(|span| waiting.without(span)).collect();
     let ended = op.end.map(|(_, how)| how);
-    if told.is_none() && ended.is_none() && op.killed.is_none() {
+    if granted_at.is_none() && ended.is_none() && op.killed.is_none() {
         // A waiter that still waits, and that no fault hit, does not count as holding.
         return spans;
     }
@@ -93,14 +94,14 @@ fn possible(case: &Case<'_>, op: &Op) -> Vec<Span> {
         Some(how) if op.foreign && how != How::Failed => 0,
         _ if op.foreign => {
             let arrives = touched.end_of(around).unwrap_or(over).saturating_sub(over);
-            arrives + if told.is_some() { lease + BACKSTOP + SECOND / 2 } else { aftermath }
+            arrives + if granted_at.is_some() { lease + BACKSTOP + SECOND / 2 } else { aftermath }
         }
         Some(How::Dropped | How::Lost | How::Cancelled | How::TimedOut | How::Full) if calm => {
             UNDER_WAY
         }
         // A worker that was killed while it waited is out of reach: a permit that was granted before is not claimed. An
         // acquisition that was never seen in the queue may have been granted a permit at once, for a whole lease.
-        None if calm && told.is_none() && !op.queued.is_empty() => {
+        None if calm && granted_at.is_none() && !op.queued.is_empty() => {
             CONFIRM.min(lease) + BACKSTOP + SECOND / 2
         }
         Some(how) if op.is_released_later(case.history, how) => {
@@ -113,7 +114,7 @@ fn possible(case: &Case<'_>, op: &Op) -> Vec<Span> {
         }
         _ => aftermath,
     };
-    let from = if op.by_command { op.asked } else { told.unwrap_or(over) };
+    let from = if op.by_command { op.requested } else { granted_at.unwrap_or(over) };
     spans.push((from, over.saturating_add(after)));
     spans
 }

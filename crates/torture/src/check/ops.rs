@@ -42,7 +42,7 @@ pub(super) struct Op {
     pub(super) thing: usize,
     /// The id with which the store lists it, if it is known.
     pub(super) listed_as: Option<String>,
-    pub(super) asked: Micros,
+    pub(super) requested: Micros,
     /// When it was seen in the queue: at some instant within each span.
     pub(super) queued: Vec<Span>,
     pub(super) granted: Option<Granted>,
@@ -75,8 +75,8 @@ impl Op {
         let granted = self.granted?.at;
         // After a failover that lost the grant, a holder is in the queue again.
         let before = self.queued.iter().rev().find(|(since, _)| *since <= granted);
-        let seen = before.map_or(self.asked, |(since, _)| *since);
-        Some((seen.max(self.asked), granted))
+        let seen = before.map_or(self.requested, |(since, _)| *since);
+        Some((seen.max(self.requested), granted))
     }
 
     pub(super) fn fence(&self) -> Option<u64> {
@@ -96,9 +96,9 @@ impl Op {
     }
 
     /// The time from when it was requested until it was granted or stopped waiting.
-    pub(super) fn asked_for(&self) -> Option<Span> {
+    pub(super) fn requested_span(&self) -> Option<Span> {
         let until = self.granted.map_or(self.over(), |granted| granted.at);
-        (self.asked < until).then_some((self.asked, until))
+        (self.requested < until).then_some((self.requested, until))
     }
 
     /// Whether the library releases in the background what may be left of it. The command does not wait for that
@@ -139,16 +139,16 @@ impl fmt::Display for Op {
 pub(super) fn read(history: &History) -> Result<Vec<Op>, String> {
     let mut all = Vec::new();
     for (life, lines) in &history.lives {
-        let mut known: HashMap<OpId, usize> = HashMap::new();
+        let mut index: HashMap<OpId, usize> = HashMap::new();
         let killed =
             if let LifeEnd::Killed(at) | LifeEnd::Stuck(at) = life.end { Some(at) } else { None };
         for line in lines {
             let at = line.at;
             if let Event::Ask { op, thing, id } = &line.event {
-                let thing = history.things.iter().position(|known| known.name == thing);
+                let thing = history.things.iter().position(|spec| spec.name == thing);
                 let by_command = id == COMMAND;
                 let is_known = !by_command && id != "-";
-                known.insert(*op, all.len());
+                index.insert(*op, all.len());
                 all.push(Op {
                     worker: life.worker,
                     life: life.life,
@@ -157,7 +157,7 @@ pub(super) fn read(history: &History) -> Result<Vec<Op>, String> {
                     by_command,
                     thing: thing.ok_or("an unknown thing")?,
                     listed_as: is_known.then(|| id.clone()),
-                    asked: at,
+                    requested: at,
                     queued: Vec::new(),
                     granted: None,
                     holds: Vec::new(),
@@ -170,7 +170,7 @@ pub(super) fn read(history: &History) -> Result<Vec<Op>, String> {
                 continue;
             }
             let Some(op) = line.event.op() else { continue };
-            let Some(op) = known.get(&op).and_then(|at| all.get_mut(*at)) else {
+            let Some(op) = index.get(&op).and_then(|at| all.get_mut(*at)) else {
                 return Err(format!("worker {}.{} never requested {op}", life.worker, life.life));
             };
             match line.event {

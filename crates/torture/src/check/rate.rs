@@ -19,8 +19,8 @@ const NEAR: Micros = SECOND;
 const DRIFT: Micros = 1000;
 
 pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
-    let known = &case.history.things[thing];
-    let Some(rate) = known.rate else { return };
+    let spec = &case.history.things[thing];
+    let Some(rate) = spec.rate else { return };
     let ops = case.ops.iter().filter(|op| op.thing == thing);
     let mut starts: Vec<_> = ops.filter_map(Op::start).collect();
     starts.sort_unstable();
@@ -34,10 +34,10 @@ pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
     };
     let burst = u64::from(rate.burst);
     // When the permits were received that did not start before the window.
-    let mut told: Vec<Micros> = Vec::with_capacity(starts.len());
+    let mut received: Vec<Micros> = Vec::with_capacity(starts.len());
     for (from, at) in starts.into_iter().rev() {
-        told.insert(told.partition_point(|known| *known < at), at);
-        for (count, to) in (1_u64..).zip(&told) {
+        received.insert(received.partition_point(|earlier| *earlier < at), at);
+        for (count, to) in (1_u64..).zip(&received) {
             let span = to.saturating_sub(from);
             let span = span + span / DRIFT;
             let mut most = burst + span / rate.interval();
@@ -51,7 +51,7 @@ pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
                 let millis = span / MILLISECOND;
                 let what =
                     format!("{count} permits started within {millis} ms; the limit is {most}");
-                verdict.found(Rule::Rate, known.name, *to, what);
+                verdict.found(Rule::Rate, spec.name, *to, what);
                 break;
             }
         }

@@ -7,8 +7,8 @@ use super::ops::{Op, Write};
 use super::{Case, Rule, Verdict};
 
 pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
-    let known = &case.history.things[thing];
-    if !known.recorded {
+    let spec = &case.history.things[thing];
+    if !spec.recorded {
         return;
     }
     let of_thing = || case.ops.iter().filter(|op| op.thing == thing);
@@ -28,21 +28,21 @@ pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
         let (first, second) = (done.next(), done.next());
         if let (Some((first, _)), Some((second, _))) = (first, second) {
             let what = format!("{first} and {second} both wrote version {version}");
-            verdict.found(Rule::Record, known.name, second.asked, what);
+            verdict.found(Rule::Record, spec.name, second.requested, what);
         }
         let Some(&(op, write)) = first else { continue };
         // The version was made from the previous one, whose writer may have died before it recorded that write.
         let made_from = versions.get(&(version - 1)).into_iter().flatten();
         if *version > 1 && !made_from.clone().any(|(_, older)| older.sum == write.before) {
             let what = format!("{op} wrote version {version} over a version that never existed");
-            verdict.found(Rule::Record, known.name, op.asked, what);
+            verdict.found(Rule::Record, spec.name, op.requested, what);
         }
         if let Some((older, last)) = before {
             let same = epoch(case.history, older) == epoch(case.history, op)
                 && epoch(case.history, op).is_some();
             if same && last.fence > write.fence {
                 let what = format!("{op} wrote after {older}, but has an older fence");
-                verdict.found(Rule::Record, known.name, op.asked, what);
+                verdict.found(Rule::Record, spec.name, op.requested, what);
             }
         }
         before = Some((op, write));
@@ -50,12 +50,13 @@ pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
     for (_, state) in case.history.records.iter().filter(|(at, _)| *at == thing) {
         let newest = versions.values().flatten().filter(|(_, write)| write.done);
         let newest = newest.map(|(_, write)| write.version).max().unwrap_or_default();
-        let said = versions.get(&state.version).into_iter().flatten();
-        let known_sum = state.version == 0 || said.clone().any(|(_, write)| write.sum == state.sum);
-        if state.version < newest || !known_sum {
+        let intended = versions.get(&state.version).into_iter().flatten();
+        let is_known_sum =
+            state.version == 0 || intended.clone().any(|(_, write)| write.sum == state.sum);
+        if state.version < newest || !is_known_sum {
             let what =
                 format!("the record is at version {}, after {newest} was written", state.version);
-            verdict.found(Rule::Record, known.name, case.history.ended, what);
+            verdict.found(Rule::Record, spec.name, case.history.ended, what);
         }
     }
 }
@@ -63,12 +64,13 @@ pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
 /// Checks that no other holder wrote between this holder's read and write without being stopped by a fence.
 fn changed(case: &Case<'_>, op: &Op, verdict: &mut Verdict) {
     for (at, version) in &op.conflicts {
-        let own = epoch(case.history, op);
+        let own_epoch = epoch(case.history, op);
         let writers = case.ops.iter().filter(|other| {
             other.thing == op.thing && other.writes.iter().any(|write| write.version == *version)
         });
         // After a loss of data, the fences of a lock do not distinguish new holders from old ones.
-        let lost = own.is_none() || writers.clone().any(|other| epoch(case.history, other) != own);
+        let lost = own_epoch.is_none()
+            || writers.clone().any(|other| epoch(case.history, other) != own_epoch);
         if !lost {
             let who: Vec<_> = writers.map(ToString::to_string).collect();
             let what = format!("{op} would have overwritten the write of {}", who.join(" or "));
@@ -85,13 +87,13 @@ fn refused(case: &Case<'_>, op: &Op, verdict: &mut Verdict) {
             continue;
         }
         // The counter of a lock may have been reset since the newer one was granted.
-        let own = epoch(case.history, op);
+        let own_epoch = epoch(case.history, op);
         let newer = case.ops.iter().find(|other| {
-            let told = other.granted.is_some_and(|granted| granted.at <= *at);
-            let same = other.thing == op.thing && epoch(case.history, other) == own;
-            told && same && other.fence() == Some(*floor)
+            let reported = other.granted.is_some_and(|granted| granted.at <= *at);
+            let same = other.thing == op.thing && epoch(case.history, other) == own_epoch;
+            reported && same && other.fence() == Some(*floor)
         });
-        if let (Some(newer), Some(_)) = (newer, own) {
+        if let (Some(newer), Some(_)) = (newer, own_epoch) {
             let what =
                 format!("{op} was refused because of {newer}, but still believed that it held");
             verdict.found(Rule::Record, op.name(case.history), *since, what);

@@ -9,21 +9,21 @@ use super::{Case, Rule, Verdict};
 use crate::clock::Micros;
 
 pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
-    let known = &case.history.things[thing];
+    let spec = &case.history.things[thing];
     let ops = || case.ops.iter().filter(|op| op.thing == thing);
     for op in ops() {
         let Some(granted) = op.granted else { continue };
-        let (slot, capacity) = (granted.slot, known.capacity);
+        let (slot, capacity) = (granted.slot, spec.capacity);
         if slot > capacity {
             let what = format!("{op} was granted slot {slot}; the capacity is {capacity}");
-            verdict.found(Rule::Limit, known.name, granted.at, what);
+            verdict.found(Rule::Limit, spec.name, granted.at, what);
         }
-        if known.numbered && slot == 0 {
+        if spec.numbered && slot == 0 {
             let what = format!("{op} was granted no slot number");
-            verdict.found(Rule::Slots, known.name, granted.at, what);
+            verdict.found(Rule::Slots, spec.name, granted.at, what);
         }
     }
-    if !known.numbered {
+    if !spec.numbered {
         return;
     }
     let mut held: Vec<(u32, Micros, Micros, &Op)> = Vec::new();
@@ -41,7 +41,7 @@ pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
             Some((_, until, other)) => {
                 if from < until && !std::ptr::eq(op, other) {
                     let what = format!("{other} and {op} hold slot {slot} at the same time");
-                    verdict.found(Rule::Slots, known.name, from, what);
+                    verdict.found(Rule::Slots, spec.name, from, what);
                 }
                 if to > until {
                     last = Some((slot, to, op));

@@ -40,10 +40,10 @@ pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
 /// The settings, each with the time for which it was certainly in force.
 fn certain(case: &Case<'_>, changes: &[&Change]) -> Vec<(Steering, Span)> {
     let counts = |(at, change): (usize, &&Change)| {
-        let next = changes.get(at + 1).map_or(case.history.ended, |next| next.asked);
+        let next = changes.get(at + 1).map_or(case.history.ended, |next| next.requested);
         let costs = |fault: &&Fault| fault.loses_data() && fault.concerns(change.thing);
         let losses = case.history.faults.iter().filter(costs);
-        let lost = losses.filter(|loss| loss.end > change.asked).map(|loss| loss.begin).min();
+        let lost = losses.filter(|loss| loss.end > change.requested).map(|loss| loss.begin).min();
         let span = (change.answered?, next.min(lost.unwrap_or(Micros::MAX)));
         (span.0 < span.1).then_some((change.to, span))
     };
@@ -83,12 +83,12 @@ fn check_pause(case: &Case<'_>, ops: &[&Op], span: Span, verdict: &mut Verdict) 
     let (from, to) = span;
     let waits = |op: &&&Op| {
         let seen = op.queued.iter().any(|(since, at)| from < *since && *at < to);
-        seen || from < op.asked && op.asked < to
+        seen || from < op.requested && op.requested < to
     };
     verdict.facts.paused += ops.iter().filter(waits).count();
-    for (op, (_, told)) in granted(ops, span) {
-        let since = (told - from) / MILLISECOND;
+    for (op, (_, granted_at)) in granted(ops, span) {
+        let since = (granted_at - from) / MILLISECOND;
         let what = format!("{op} was granted a permit during a pause, {since} ms after it began");
-        verdict.found(Rule::Pause, op.name(case.history), told, what);
+        verdict.found(Rule::Pause, op.name(case.history), granted_at, what);
     }
 }

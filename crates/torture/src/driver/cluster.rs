@@ -15,7 +15,7 @@ use testkit::wait::PATIENCE;
 use super::server::{
     ShuffledFaults, client_kill, client_pause, forget_fences, forget_fences_later,
 };
-use super::stage::ask;
+use super::stage::redis_command;
 use super::{CALM, Show, lock, millis};
 use crate::fault::{Kind, Scope};
 use crate::plan::{THINGS, Things};
@@ -197,7 +197,7 @@ impl Cluster {
             }),
             Fault::ScriptFlush => show.fault(Kind::ScriptFlush, Scope::Nobody, || {
                 for primary in self.primaries() {
-                    ask::<String>(&mut nodes.connection(primary), &["SCRIPT", "FLUSH"]);
+                    redis_command::<String>(&mut nodes.connection(primary), &["SCRIPT", "FLUSH"]);
                 }
             }),
         }

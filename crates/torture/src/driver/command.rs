@@ -18,7 +18,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use testkit::proxy::{Cut, FaultProxy};
 
 use super::stage::Stage;
-use super::{Life, LifeEnd, PATIENCE, Phase, Show, lock, millis, said};
+use super::{Life, LifeEnd, PATIENCE, Phase, Show, describe, lock, millis};
 use crate::clock::{self, Micros};
 use crate::fault::{Kind, Scope};
 use crate::history::{Event, HistoryFile, How};
@@ -70,8 +70,8 @@ impl Job<'_> {
         if let Some(at) = killed.filter(|_| status.signal().is_some()) {
             return LifeEnd::Killed(at);
         }
-        let known = ENDS.iter().find(|(code, _)| status.code() == Some(*code));
-        let Some((_, how)) = known else { return LifeEnd::Broke(said(Some(status))) };
+        let end = ENDS.iter().find(|(code, _)| status.code() == Some(*code));
+        let Some((_, how)) = end else { return LifeEnd::Broke(describe(Some(status))) };
         history_file.note(Event::End { op, how: *how });
         history_file.note(Event::Done);
         LifeEnd::Done

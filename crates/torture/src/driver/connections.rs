@@ -69,8 +69,8 @@ mod tests {
     #[test]
     fn the_connections_of_this_process_are_closed_and_no_others() {
         let server = RedisServer::start();
-        let mut own = open(&server.url(), Duration::from_secs(5)).unwrap();
-        let mut ping = || redis::cmd("PING").query::<String>(&mut own);
+        let mut connection = open(&server.url(), Duration::from_secs(5)).unwrap();
+        let mut ping = || redis::cmd("PING").query::<String>(&mut connection);
         assert!(ping().is_ok());
         cut(1, &[server.url()]);
         assert!(ping().is_ok());

@@ -19,7 +19,7 @@ pub fn gather(dir: &Path, log: &Log) -> Result<History, String> {
     let mut history = read(dir, log)?;
     for (at, thing) in THINGS.iter().enumerate().filter(|(_, thing)| thing.recorded) {
         let record = crate::record::Record::open(&record_path(dir, at));
-        let state = record.and_then(|record| record.look());
+        let state = record.and_then(|record| record.contents());
         let state = state.map_err(|error| format!("the record of {}: {error}", thing.name))?;
         history.records.push((at, state));
     }
@@ -61,8 +61,8 @@ fn read(dir: &Path, log: &Log) -> Result<History, String> {
     let mut lives = log.lives.clone();
     let mut worker = 0;
     while history_path(dir, worker, 1).exists() {
-        let known = lives.iter().filter(|life| life.worker == worker).map(|life| life.life).max();
-        let next = known.unwrap_or_default() + 1;
+        let last = lives.iter().filter(|life| life.worker == worker).map(|life| life.life).max();
+        let next = last.unwrap_or_default() + 1;
         if history_path(dir, worker, next).exists() {
             lives.push(Life { worker, life: next, foreign: false, end: LifeEnd::Done });
         }

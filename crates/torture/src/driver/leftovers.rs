@@ -6,7 +6,7 @@ use leasehold::Client;
 use redis::Connection;
 use testkit::redis_server::RedisServer;
 
-use super::stage::{Stage, ask};
+use super::stage::{Stage, redis_command};
 use super::{LifeEnd, Log};
 use crate::plan::{self, THINGS, Thing};
 
@@ -15,7 +15,7 @@ const LEASES: Duration = Duration::from_secs(25);
 /// A waiter may be silent for two leases, and the keys of a dead one live ten seconds longer.
 const KEYS: Duration = Duration::from_secs(35);
 
-pub(super) fn look(stage: &Stage, log: &Log) -> Result<Vec<String>, String> {
+pub(super) fn find(stage: &Stage, log: &Log) -> Result<Vec<String>, String> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.map_err(|error| error.to_string())?.block_on(async {
         let client = Client::open(&stage.direct_url()).await.map_err(|error| error.to_string())?;
@@ -116,10 +116,10 @@ fn keys(stage: &Stage, log: &Log) -> Vec<String> {
 
 fn keys_of(server: &RedisServer, stage: &Stage, log: &Log) -> Vec<String> {
     let mut connection = server.connection();
-    let keys: Vec<String> = ask(&mut connection, &["KEYS", "*"]);
+    let keys: Vec<String> = redis_command(&mut connection, &["KEYS", "*"]);
     let killed = log.lives.iter().any(|life| matches!(life.end, LifeEnd::Killed(_)));
     let stays = |key: &String| {
-        let kept = ["adv-sem:semaphore_fence:", "adv-sem:semaphore_max:", "syncguard:fence:"];
+        let lasting = ["adv-sem:semaphore_fence:", "adv-sem:semaphore_max:", "syncguard:fence:"];
         // Describes a client, for statistics. The client renews this key every minute, and it expires soon after the
         // client ends.
         let who = key.starts_with("adv-sem:client:");
@@ -139,7 +139,12 @@ fn keys_of(server: &RedisServer, stage: &Stage, log: &Log) -> Vec<String> {
         let mut paced = THINGS.iter().filter(|thing| thing.rate.is_some());
         let pace = |name| format!("adv-sem:semaphore_limits:{}", stage.spell(name));
         let pace = paced.any(|thing| *key == pace(thing.name));
-        kept.iter().any(|prefix| key.starts_with(prefix)) || who || unread || swept || seen || pace
+        lasting.iter().any(|prefix| key.starts_with(prefix))
+            || who
+            || unread
+            || swept
+            || seen
+            || pace
     };
     let mut left: Vec<_> = keys.into_iter().filter(|key| !stays(key)).collect();
     left.sort();
@@ -148,11 +153,11 @@ fn keys_of(server: &RedisServer, stage: &Stage, log: &Log) -> Vec<String> {
 
 /// The contents of a key, to find the cause.
 fn contents(connection: &mut Connection, key: &str) -> String {
-    let kind: String = ask(connection, &["TYPE", key]);
-    let expiry: i64 = ask(connection, &["PTTL", key]);
+    let kind: String = redis_command(connection, &["TYPE", key]);
+    let expiry: i64 = redis_command(connection, &["PTTL", key]);
     let rest: Vec<String> = match kind.as_str() {
-        "hash" => ask(connection, &["HGETALL", key]),
-        "zset" => ask(connection, &["ZRANGE", key, "0", "5", "WITHSCORES"]),
+        "hash" => redis_command(connection, &["HGETALL", key]),
+        "zset" => redis_command(connection, &["ZRANGE", key, "0", "5", "WITHSCORES"]),
         _ => Vec::new(),
     };
     format!("({kind}, for {expiry} ms: {})", rest.join(" "))

@@ -40,9 +40,9 @@ impl fmt::Display for Log {
                 LifeEnd::Done => writeln!(f, "done")?,
             }
         }
-        for Change { thing, to, asked, answered } in &self.changes {
+        for Change { thing, to, requested, answered } in &self.changes {
             let answered = answered.map_or_else(|| "-".to_owned(), |at| at.to_string());
-            write!(f, "change {thing} {asked} {answered} ")?;
+            write!(f, "change {thing} {requested} {answered} ")?;
             match to {
                 Steering::Capacity(capacity) => writeln!(f, "capacity {capacity}")?,
                 Steering::Pause => writeln!(f, "pause")?,
@@ -118,7 +118,7 @@ impl Log {
                     _ => return None,
                 };
                 let answered = if words[2] == "-" { None } else { Some(number(2)?) };
-                self.changes.push(Change { thing: index(0)?, to, asked: number(1)?, answered });
+                self.changes.push(Change { thing: index(0)?, to, requested: number(1)?, answered });
             }
             "crowded" => {
                 let crowded = Crowded { at: number(0)?, thing: index(1)?, held: number(2)? };
@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_saved_is_read_back() {
+    fn a_saved_log_is_read_back() {
         let life = |life, end| Life { worker: 2, life, foreign: life == 4, end };
         let faults = Kind::ALL.iter().enumerate().map(|(at, kind)| {
             let things = Scope::Things([0, at % 16].into_iter().collect());
@@ -162,9 +162,9 @@ mod tests {
                 life(4, LifeEnd::Done),
             ],
             changes: vec![
-                Change { thing: 1, to: Steering::Capacity(2), asked: 3, answered: Some(4) },
-                Change { thing: 1, to: Steering::Pause, asked: 5, answered: None },
-                Change { thing: 1, to: Steering::Resume, asked: 6, answered: Some(7) },
+                Change { thing: 1, to: Steering::Capacity(2), requested: 3, answered: Some(4) },
+                Change { thing: 1, to: Steering::Pause, requested: 5, answered: None },
+                Change { thing: 1, to: Steering::Resume, requested: 6, answered: Some(7) },
             ],
             crowded: vec![Crowded { at: 5, thing: 6, held: 7 }],
             listed: vec![Listed { thing: 2, id: "7Vd3kQ0aZx1-42".to_owned(), from: 8, to: 9 }],

@@ -26,7 +26,7 @@ pub struct Change {
     pub thing: usize,
     pub to: Steering,
     /// The time before the request.
-    pub asked: Micros,
+    pub requested: Micros,
     /// When the change was certainly in force. `None` if that is not known.
     pub answered: Option<Micros>,
 }
@@ -99,12 +99,12 @@ impl Operator<'_> {
     /// Makes a change. Returns whether it was answered at once.
     async fn change(&mut self, to: Steering) -> bool {
         let at = {
-            let (thing, asked) = (self.at, clock::now());
+            let (thing, requested) = (self.at, clock::now());
             let mut log = lock(&self.show.log);
-            log.changes.push(Change { thing, to, asked, answered: None });
+            log.changes.push(Change { thing, to, requested, answered: None });
             log.changes.len() - 1
         };
-        let answered = timeout(AT_ONCE, self.ask(to)).await;
+        let answered = timeout(AT_ONCE, self.apply(to)).await;
         let before = std::mem::replace(&mut self.at_once, matches!(answered, Ok(Ok(()))));
         if !self.at_once {
             // So that the client cannot send the change again later.
@@ -120,7 +120,7 @@ impl Operator<'_> {
         self.at_once
     }
 
-    async fn ask(&mut self, to: Steering) -> Result<(), Error> {
+    async fn apply(&mut self, to: Steering) -> Result<(), Error> {
         let semaphore = self.semaphore().await?;
         match to {
             Steering::Capacity(capacity) => semaphore.set_capacity(capacity).await,
@@ -131,7 +131,7 @@ impl Operator<'_> {
 
     async fn semaphore(&mut self) -> Result<Semaphore, Error> {
         let url = self.stage.direct_url();
-        let client = match self.client.take().filter(|(known, _)| *known == url) {
+        let client = match self.client.take().filter(|(client_url, _)| *client_url == url) {
             Some((_, client)) => client,
             None => Client::open(&url).await?,
         };

@@ -30,7 +30,7 @@ pub(super) fn lane(show: &Show, stage: &Stage) {
     while *lock(&show.phase) < Phase::Finish {
         std::thread::sleep(EVERY);
         // Repeatedly, because a server that cannot be reached now may be reachable later.
-        let samples = reader.look(show, stage);
+        let samples = reader.samples(show, stage);
         {
             let mut log = lock(&show.log);
             for Sample { thing, answered, holders, .. } in &samples {
@@ -59,7 +59,7 @@ fn is_slow(show: &Show, scope: Scope, begin: Micros, end: Micros) {
 /// permits, even counting expired ones.
 struct Sample {
     thing: usize,
-    asked: Micros,
+    requested: Micros,
     answered: Micros,
     /// Of a semaphore.
     holders: Vec<String>,
@@ -78,7 +78,7 @@ impl Listing {
     /// Extends the entries of the ids that are listed again. An id that was not listed in between gets a new entry.
     fn add(&mut self, samples: Vec<Sample>, log: &mut Log) {
         let mut before = std::mem::take(&mut self.current);
-        for Sample { thing, asked, answered, holders, others } in samples {
+        for Sample { thing, requested, answered, holders, others } in samples {
             for id in holders.into_iter().chain(others) {
                 let key = (thing, id);
                 let at = before.remove(&key).unwrap_or_else(|| {
@@ -87,7 +87,7 @@ impl Listing {
                     log.listed.len() - 1
                 });
                 let listed = &mut log.listed[at];
-                listed.to = listed.to.max(asked);
+                listed.to = listed.to.max(requested);
                 self.current.insert(key, at);
             }
         }
@@ -106,23 +106,23 @@ struct Reader {
 
 impl Reader {
     /// Returns what the store lists, where it can be reached.
-    fn look(&mut self, show: &Show, stage: &Stage) -> Vec<Sample> {
+    fn samples(&mut self, show: &Show, stage: &Stage) -> Vec<Sample> {
         let one = |url: String, reader: &mut Self| {
             let all: Vec<_> = (0..THINGS.len()).collect();
-            reader.ask_server(stage, &url, &all, PATIENTLY)
+            reader.query_server(stage, &url, &all, PATIENTLY)
         };
         let found = match stage {
             Stage::Redis(redis) => one(redis.primary().url(), self),
             Stage::Sentinel(sentinel) => one(sentinel.primary().url(), self),
-            Stage::Cluster(cluster) => Some(self.ask_cluster(show, stage, cluster)),
-            Stage::Local(_) => self.ask_local(stage),
+            Stage::Cluster(cluster) => Some(self.query_cluster(show, stage, cluster)),
+            Stage::Local(_) => self.query_local(stage),
         };
         found.unwrap_or_default()
     }
 
     /// A node that does not answer counts as slow, for the names that it serves. The other nodes are asked
     /// nevertheless.
-    fn ask_cluster(&mut self, show: &Show, stage: &Stage, cluster: &Cluster) -> Vec<Sample> {
+    fn query_cluster(&mut self, show: &Show, stage: &Stage, cluster: &Cluster) -> Vec<Sample> {
         let mut found = Vec::new();
         for (node, things) in cluster.homes() {
             let node = cluster.nodes.node(node);
@@ -131,8 +131,9 @@ impl Reader {
             }
             let served: Vec<_> = things.iter().collect();
             let begin = clock::now();
-            found
-                .extend(self.ask_server(stage, &node.url(), &served, PROMPTLY).unwrap_or_default());
+            found.extend(
+                self.query_server(stage, &node.url(), &served, PROMPTLY).unwrap_or_default(),
+            );
             let now = clock::now();
             if now - begin >= clock::micros(PROMPTLY) {
                 is_slow(show, Scope::Things(things), begin, now);
@@ -142,7 +143,7 @@ impl Reader {
         found
     }
 
-    fn ask_server(
+    fn query_server(
         &mut self,
         stage: &Stage,
         url: &str,
@@ -153,25 +154,25 @@ impl Reader {
             Some(connection) => connection,
             None => connections::open(url, within)?,
         };
-        let mut ask = redis::pipe();
+        let mut pipeline = redis::pipe();
         for thing in things {
             let name = stage.spell(THINGS[*thing].name);
-            ask_for_members(&mut ask, THINGS[*thing].kind, &name);
+            add_member_queries(&mut pipeline, THINGS[*thing].kind, &name);
         }
-        let asked = clock::now();
-        let answers: Vec<Value> = ask.query(&mut connection).ok()?;
+        let requested = clock::now();
+        let answers: Vec<Value> = pipeline.query(&mut connection).ok()?;
         let answered = clock::now();
         // A connection that failed is not used again.
         self.servers.insert(url.to_owned(), connection);
         let mut answers = answers.into_iter();
         let sample = |thing: &usize| {
             let (holders, others) = read_members(THINGS[*thing].kind, &mut answers)?;
-            Some(Sample { thing: *thing, asked, answered, holders, others })
+            Some(Sample { thing: *thing, requested, answered, holders, others })
         };
         things.iter().map(sample).collect()
     }
 
-    fn ask_local(&mut self, stage: &Stage) -> Option<Vec<Sample>> {
+    fn query_local(&mut self, stage: &Stage) -> Option<Vec<Sample>> {
         if self.local.is_none() {
             let runtime =
                 tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
@@ -184,15 +185,15 @@ impl Reader {
 }
 
 /// Adds the commands that list the members of one thing.
-fn ask_for_members(ask: &mut Pipeline, kind: plan::Kind, name: &str) {
-    let mut list = |key: String| _ = ask.cmd("ZRANGE").arg(key).arg(0).arg(-1);
+fn add_member_queries(pipeline: &mut Pipeline, kind: plan::Kind, name: &str) {
+    let mut list = |key: String| _ = pipeline.cmd("ZRANGE").arg(key).arg(0).arg(-1);
     match kind {
         plan::Kind::Semaphore => {
             list(format!("adv-sem:semaphore_main:{name}"));
             list(format!("adv-sem:semaphore_waiting:{name}"));
         }
         plan::Kind::Pool => list(format!("semaphores:{name}")),
-        plan::Kind::Lock => _ = ask.cmd("GET").arg(format!("syncguard:{name}")),
+        plan::Kind::Lock => _ = pipeline.cmd("GET").arg(format!("syncguard:{name}")),
     }
 }
 
@@ -220,22 +221,22 @@ fn label(record: &str) -> Option<String> {
 }
 
 async fn list_local(client: &Client) -> Result<Vec<Sample>, Error> {
-    let asked = clock::now();
+    let requested = clock::now();
     let semaphores = THINGS.iter().filter(|thing| thing.kind == plan::Kind::Semaphore);
     let stats = client.stats().names(semaphores.map(|thing| thing.name)).waiters().fetch().await?;
     let (pools, locks) = (client.pools().list(ALL).await?, client.locks().list_raw(ALL).await?);
     let answered = clock::now();
-    let sample = |(thing, known): (usize, &plan::Thing)| {
-        let named = stats.iter().filter(|one| one.name() == known.name);
+    let sample = |(thing, spec): (usize, &plan::Thing)| {
+        let named = stats.iter().filter(|one| one.name() == spec.name);
         let holders =
             named.clone().flat_map(SemaphoreStats::holders).map(|one| one.id().to_owned());
         let waiters = named.flat_map(SemaphoreStats::waiters).map(|one| one.id().to_owned());
-        let pools = pools.iter().filter(|one| one.name == known.name);
+        let pools = pools.iter().filter(|one| one.name == spec.name);
         let members = pools.flat_map(|one| &one.members).map(|one| one.instance_id.clone());
-        let locks = locks.iter().filter(|one| one.key == known.name);
+        let locks = locks.iter().filter(|one| one.key == spec.name);
         let labels = locks.filter_map(|one| one.info.label.clone());
         let others = waiters.chain(members).chain(labels).collect();
-        Sample { thing, asked, answered, holders: holders.collect(), others }
+        Sample { thing, requested, answered, holders: holders.collect(), others }
     };
     Ok(THINGS.iter().enumerate().map(sample).collect())
 }
@@ -244,9 +245,9 @@ async fn list_local(client: &Client) -> Result<Vec<Sample>, Error> {
 mod tests {
     use super::*;
 
-    fn sample(asked: Micros, ids: &[&str]) -> Sample {
+    fn sample(requested: Micros, ids: &[&str]) -> Sample {
         let others = ids.iter().map(|id| (*id).to_owned()).collect();
-        Sample { thing: 1, asked, answered: asked + 2, holders: Vec::new(), others }
+        Sample { thing: 1, requested, answered: requested + 2, holders: Vec::new(), others }
     }
 
     #[test]

@@ -14,7 +14,7 @@ use testkit::wait::PATIENCE;
 use super::server::{
     ShuffledFaults, client_kill, client_pause, forget_fences, forget_fences_later,
 };
-use super::stage::ask;
+use super::stage::redis_command;
 use super::{CALM, Show, millis};
 use crate::fault::{Kind, Scope};
 use crate::plan::{THINGS, Things};
@@ -148,7 +148,10 @@ impl Sentinel {
                 client_pause(set.server(primary), millis(rng, SHORT));
             }),
             Fault::ScriptFlush => show.fault(Kind::ScriptFlush, Scope::Nobody, || {
-                ask::<String>(&mut set.server(primary).connection(), &["SCRIPT", "FLUSH"]);
+                redis_command::<String>(
+                    &mut set.server(primary).connection(),
+                    &["SCRIPT", "FLUSH"],
+                );
             }),
         }
         Things::default()

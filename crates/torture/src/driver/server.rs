@@ -6,7 +6,7 @@ use std::time::Duration;
 use fastrand::Rng;
 use testkit::redis_server::RedisServer;
 
-use super::stage::{Local, Stage, ask};
+use super::stage::{Local, Stage, redis_command};
 use super::{CALM, Show, clocks, cluster, lock, millis, sentinel};
 use crate::clock::{SECOND, Wall};
 use crate::fault::{Kind, Scope};
@@ -46,7 +46,7 @@ pub(super) fn lane(show: &Show, stage: &Stage) {
         Stage::Local(local) => return disk(show, local, &mut rng),
     };
     let all: Things = (0..THINGS.len()).collect();
-    let (mut next, wall) = (CALM, Wall::own());
+    let (mut next, wall) = (CALM, Wall::of_this_process());
     while show.next(next) {
         let late = show.begun.elapsed() > show.clock_from;
         if let Some(wall) = wall.as_ref().filter(|_| late && rng.u32(..100) < 25) {
@@ -81,7 +81,7 @@ pub(super) fn lane(show: &Show, stage: &Stage) {
                 client_kill(redis.primary(), &mut rng);
             }),
             70..88 => show.fault(Kind::ScriptFlush, Scope::Nobody, || {
-                ask::<String>(&mut redis.primary().connection(), &["SCRIPT", "FLUSH"]);
+                redis_command::<String>(&mut redis.primary().connection(), &["SCRIPT", "FLUSH"]);
             }),
             _ => {
                 if redis.is_copied() {
@@ -115,21 +115,21 @@ fn disk(show: &Show, local: &Local, rng: &mut Rng) {
 
 pub(super) fn client_pause(server: &RedisServer, span: Duration) {
     let mut connection = server.connection();
-    ask::<String>(&mut connection, &["CLIENT", "PAUSE", &span.as_millis().to_string()]);
+    redis_command::<String>(&mut connection, &["CLIENT", "PAUSE", &span.as_millis().to_string()]);
     thread::sleep(span);
 }
 
 /// Kills about half of the connections. A multiplexed client has only one.
 pub(super) fn client_kill(server: &RedisServer, rng: &mut Rng) {
     let mut connection = server.connection();
-    let list: String = ask(&mut connection, &["CLIENT", "LIST"]);
+    let list: String = redis_command(&mut connection, &["CLIENT", "LIST"]);
     let ours = |line: &&str| line.contains(" user=default ") && !line.contains(" flags=S ");
     let ids =
         list.lines().filter(ours).filter_map(|line| line.strip_prefix("id=")?.split(' ').next());
     for id in ids {
         if rng.bool() {
             // The client may have disconnected in the meantime.
-            ask::<u64>(&mut connection, &["CLIENT", "KILL", "ID", id]);
+            redis_command::<u64>(&mut connection, &["CLIENT", "KILL", "ID", id]);
         }
     }
 }

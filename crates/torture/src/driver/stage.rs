@@ -157,7 +157,10 @@ impl Redis {
     /// Makes the server that is not the primary replicate the primary.
     fn follow(&self) {
         let port = self.primary().port().to_string();
-        ask::<String>(&mut self.replica().connection(), &["REPLICAOF", "127.0.0.1", &port]);
+        redis_command::<String>(
+            &mut self.replica().connection(),
+            &["REPLICAOF", "127.0.0.1", &port],
+        );
     }
 
     /// Returns whether the replica has the data of the primary, except for writes in flight. Waits a little for that.
@@ -165,7 +168,7 @@ impl Redis {
         let begun = Instant::now();
         let mut connection = self.replica().connection();
         while begun.elapsed() < Duration::from_secs(3) {
-            let info: String = ask(&mut connection, &["INFO", "replication"]);
+            let info: String = redis_command(&mut connection, &["INFO", "replication"]);
             if info.contains("master_link_status:up") && info.contains("master_sync_in_progress:0")
             {
                 return true;
@@ -177,7 +180,7 @@ impl Redis {
 
     /// The replica takes over. For a while the old primary does not know this and continues to answer.
     pub(super) fn promote(&self, split: Duration) {
-        ask::<String>(&mut self.replica().connection(), &["REPLICAOF", "NO", "ONE"]);
+        redis_command::<String>(&mut self.replica().connection(), &["REPLICAOF", "NO", "ONE"]);
         std::thread::sleep(split);
         for proxy in &self.proxies {
             proxy.redirect(self.replica().port());
@@ -196,7 +199,7 @@ impl Redis {
 }
 
 /// Sends one command.
-pub(super) fn ask<T: FromRedisValue>(connection: &mut Connection, words: &[&str]) -> T {
+pub(super) fn redis_command<T: FromRedisValue>(connection: &mut Connection, words: &[&str]) -> T {
     let answer = redis::cmd(words[0]).arg(&words[1..]).query(connection);
     answer.unwrap_or_else(|error| panic!("{words:?}: {error}"))
 }

@@ -13,7 +13,8 @@ use testkit::proxy::{Cut, FaultProxy};
 
 use super::stage::Stage;
 use super::{
-    CALM, FIRST_STOPS, Life, LifeEnd, PATIENCE, POWER_CUT, Phase, Show, flaps, lock, millis, said,
+    CALM, FIRST_STOPS, Life, LifeEnd, PATIENCE, POWER_CUT, Phase, Show, describe, flaps, lock,
+    millis,
 };
 use crate::clock::{self, SECOND};
 use crate::fault::{Kind, Scope};
@@ -95,22 +96,22 @@ impl<'a> Worker<'a> {
     /// Whether it ended without being asked to.
     fn has_ended(&mut self) -> bool {
         let Ok(Some(status)) = self.process.try_wait() else { return false };
-        self.ended(LifeEnd::Broke(said(Some(status))));
+        self.ended(LifeEnd::Broke(describe(Some(status))));
         true
     }
 
     /// Waits, for a limited time, until it holds something that only workers use.
     fn wait_until_it_holds(&self) {
-        let own = |thing: &Thing| {
+        let only_workers_use = |thing: &Thing| {
             let others = thing.is_for_the_command() || thing.shared || thing.is_lasting();
             thing.is_plain() && !others
         };
-        self.wait_until(|asked, granted| own(asked) && granted);
+        self.wait_until(|requested, granted| only_workers_use(requested) && granted);
     }
 
     /// Waits, for a limited time, until it waits for a permit that will pass on soon if it is not claimed.
     fn wait_until_it_waits(&self) {
-        self.wait_until(|asked, granted| asked.lease <= 2 * SECOND && !granted);
+        self.wait_until(|requested, granted| requested.lease <= 2 * SECOND && !granted);
     }
 
     /// Waits, for a limited time, until `is_right` returns `true` for one of its acquisitions of a semaphore, given
@@ -268,7 +269,7 @@ impl<'a> Worker<'a> {
         if *lock(&self.show.found) {
             return self.ended(LifeEnd::Killed(clock::now()));
         }
-        let told = clock::now();
+        let asked_at = clock::now();
         if let Some(input) = self.process.stdin.as_mut() {
             let _ = input.write_all(b"finish\n");
         }
@@ -276,11 +277,11 @@ impl<'a> Worker<'a> {
         while begun.elapsed() < Duration::from_micros(PATIENCE) {
             match self.process.try_wait() {
                 Ok(Some(status)) if status.success() => return self.ended(LifeEnd::Done),
-                Ok(Some(status)) => return self.ended(LifeEnd::Broke(said(Some(status)))),
+                Ok(Some(status)) => return self.ended(LifeEnd::Broke(describe(Some(status)))),
                 _ => std::thread::sleep(Duration::from_millis(20)),
             }
         }
-        self.ended(LifeEnd::Stuck(told));
+        self.ended(LifeEnd::Stuck(asked_at));
     }
 }
 

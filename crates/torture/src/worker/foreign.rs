@@ -132,7 +132,7 @@ impl Other {
             let mut fine = true;
             while fine && !self.finishing() {
                 self.pause(120).await;
-                let (id, op) = (seed000::new_id(), self.shared.ask(at, "-"));
+                let (id, op) = (seed000::new_id(), self.shared.record_request(at, "-"));
                 let how = self.semaphore(&seed, thing, ttl, &id, op).await;
                 fine = how.is_some();
                 // Release it, whatever the outcome, unless the client dies.
@@ -216,7 +216,7 @@ impl Other {
                 connection = self.connection().await.map(Seed002::new);
             }
             let Some(pool) = connection.clone() else { continue };
-            let (instance, op) = (seed000::new_id(), self.shared.ask(at, "-"));
+            let (instance, op) = (seed000::new_id(), self.shared.record_request(at, "-"));
             let sent = clock::now();
             let answer = step(pool.acquire(thing.name, &instance, capacity, ttl)).await;
             let how = match &answer {
@@ -263,7 +263,7 @@ impl Other {
                 };
             }
             let Some(locks) = connection.clone() else { continue };
-            let op = self.shared.ask(at, "-");
+            let op = self.shared.record_request(at, "-");
             let sent = clock::now();
             let how = match step(locks.acquire(thing.name, ttl)).await {
                 None => How::Failed,

@@ -9,7 +9,7 @@ use super::{Patience, Settings, Shared, record};
 use crate::clock::{self, Micros, SECOND};
 use crate::history::{Event, OpId};
 use crate::plan::{Kind, LONG, THINGS, Thing};
-use crate::record::{Record, State, Step, sum};
+use crate::record::{Contents, Record, Step, sum};
 
 /// A task, with its random numbers and its own open file for each record.
 pub(super) struct TaskContext {
@@ -158,14 +158,14 @@ impl TaskContext {
         fine
     }
 
-    async fn read(&mut self, op: OpId, thing: usize, fence: u64) -> Option<State> {
+    async fn read(&mut self, op: OpId, thing: usize, fence: u64) -> Option<Contents> {
         let state = self.step(op, thing, fence, |record| record.read(fence)).await?;
-        let State { version, sum, .. } = state;
+        let Contents { version, sum, .. } = state;
         self.shared.history_file.note(Event::Read { op, fence, version, sum });
         Some(state)
     }
 
-    async fn write(&mut self, op: OpId, thing: usize, fence: u64, read: State) {
+    async fn write(&mut self, op: OpId, thing: usize, fence: u64, read: Contents) {
         let (before, version) = (read.sum, read.version + 1);
         let sum = sum(before, version, fence);
         self.shared.history_file.note(Event::Intend { op, fence, version, before, sum });
@@ -183,7 +183,7 @@ impl TaskContext {
         thing: usize,
         fence: u64,
         step: impl Fn(&Record) -> std::io::Result<Step>,
-    ) -> Option<State> {
+    ) -> Option<Contents> {
         for _ in 0..20 {
             let record = self.records[thing].as_ref()?;
             match step(record).expect("a record that can be read") {

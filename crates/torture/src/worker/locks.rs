@@ -39,16 +39,16 @@ impl TaskContext {
 
     /// Records the request of a lock, whose label is the id of this one acquisition.
     fn lock(&mut self, thing: usize, client: usize) -> Option<(OpId, Lock)> {
-        let known = &THINGS[thing];
+        let spec = &THINGS[thing];
         let within = self.millis(500..6000);
         let retry =
             Retry::default().times(1000).max_delay(Duration::from_millis(400)).within(within);
         let (client, op) = (&self.shared.clients[client], self.shared.history_file.next_op());
         let id = format!("{}-{op}", client.id());
-        let builder = client.lock(known.name).ttl(known.lease_time()).label(&id);
-        let builder = if known.extended { builder.auto_extend() } else { builder };
+        let builder = client.lock(spec.name).ttl(spec.lease_time()).label(&id);
+        let builder = if spec.extended { builder.auto_extend() } else { builder };
         let lock = builder.retry(retry).build().ok()?;
-        self.shared.ask_as(op, thing, &id);
+        self.shared.record_request_as(op, thing, &id);
         Some((op, lock))
     }
 

@@ -24,31 +24,31 @@ impl TaskContext {
         let client = self.shared.clients[client].id().to_string();
         // Mostly with another id each time, so that no later acquisition ends what is left of it.
         let is_new = self.chance(80);
-        let (op, instance) = self.ask_for_lease(thing, &client, is_new);
+        let (op, instance) = self.record_lease_request(thing, &client, is_new);
         self.lease(op, thing, &pool, &instance, patience).await;
     }
 
     /// Records the request of a lease, with an instance id that is new or that this task always uses.
-    fn ask_for_lease(&self, thing: usize, client: &str, is_new: bool) -> (OpId, String) {
+    fn record_lease_request(&self, thing: usize, client: &str, is_new: bool) -> (OpId, String) {
         let op = self.shared.history_file.next_op();
         let instance =
             if is_new { format!("{client}-{op}") } else { format!("{client}-task-{}", self.task) };
-        self.shared.ask_as(op, thing, &instance);
+        self.shared.record_request_as(op, thing, &instance);
         (op, instance)
     }
 
     fn pool(&mut self, thing: usize, client: usize) -> Option<Pool> {
-        let known = &THINGS[thing];
+        let spec = &THINGS[thing];
         let within = self.millis(200..4000);
         let retry =
             Retry::default().times(1000).max_delay(Duration::from_millis(300)).within(within);
-        let builder = self.shared.clients[client].pool(known.name, known.capacity);
-        builder.ttl(known.lease_time()).retry(retry).build().ok()
+        let builder = self.shared.clients[client].pool(spec.name, spec.capacity);
+        builder.ttl(spec.lease_time()).retry(retry).build().ok()
     }
 
     async fn use_lease(&mut self, thing: usize, pool: &Pool, client: &str) -> How {
         let roll = self.rng.u32(..100);
-        let (op, instance) = self.ask_for_lease(thing, client, (20..45).contains(&roll));
+        let (op, instance) = self.record_lease_request(thing, client, (20..45).contains(&roll));
         let ended = match roll {
             0..20 => match pool.try_lease(&instance).await {
                 Ok(Some(lease)) => return self.keep_lease(op, thing, lease).await,

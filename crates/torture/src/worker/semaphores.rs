@@ -7,7 +7,7 @@ use std::time::Duration;
 use leasehold::{Acquire, Error, Permit, Semaphore};
 use tokio::time::sleep;
 
-use super::{Patience, TaskContext, Waited, how};
+use super::{AcquireResult, Patience, TaskContext, how};
 use crate::clock;
 use crate::history::{Event, How, OpId};
 use crate::plan::THINGS;
@@ -61,19 +61,19 @@ impl TaskContext {
     }
 
     fn semaphore(&self, thing: usize, client: usize) -> Option<Semaphore> {
-        let known = &THINGS[thing];
-        let mut builder = self.shared.clients[client].semaphore(known.name, known.capacity);
-        builder = builder.heartbeat_max_interval(known.lease_time());
-        if let Some(ttl) = known.ttl {
+        let spec = &THINGS[thing];
+        let mut builder = self.shared.clients[client].semaphore(spec.name, spec.capacity);
+        builder = builder.heartbeat_max_interval(spec.lease_time());
+        if let Some(ttl) = spec.ttl {
             builder = builder.ttl(Duration::from_micros(ttl));
         }
-        if known.numbered {
+        if spec.numbered {
             builder = builder.numbered();
         }
-        if let Some(rate) = known.rate {
+        if let Some(rate) = spec.rate {
             builder = builder.rate(rate.starts.into(), Duration::from_secs(1)).burst(rate.burst);
         }
-        if known.steered {
+        if spec.steered {
             // Otherwise the first acquire of each client would undo what the operator has set.
             builder = builder.unless_declared();
         }
@@ -96,11 +96,11 @@ impl TaskContext {
     ) {
         let weight = self.any_weight(thing);
         let acquire = acquire.weight(weight);
-        let op = self.shared.ask(thing, &acquire.id().to_string());
+        let op = self.shared.record_request(thing, &acquire.id().to_string());
         // The future is dropped, and with it the place in the queue, before the end is recorded.
         match self.wait(op, semaphore, acquire, patience).await {
-            Waited::Granted(permit) => self.keep(op, thing, permit, weight).await,
-            Waited::Ended(how) => self.shared.end(op, how),
+            AcquireResult::Granted(permit) => self.keep(op, thing, permit, weight).await,
+            AcquireResult::Ended(how) => self.shared.end(op, how),
         }
     }
 
@@ -111,7 +111,7 @@ impl TaskContext {
         semaphore: &Semaphore,
         acquire: Acquire,
         patience: Patience,
-    ) -> Waited<Permit> {
+    ) -> AcquireResult<Permit> {
         let id = acquire.id();
         let mut acquire = pin!(acquire);
         let shared = self.shared.clone();
@@ -119,19 +119,19 @@ impl TaskContext {
         let mut finish = self.shared.finish.clone();
         let mut pause = Duration::from_millis(4);
         loop {
-            let ask = async {
+            let query = async {
                 sleep(pause).await;
                 (clock::now(), semaphore.position(&id).await)
             };
             tokio::select! {
                 biased;
                 granted = &mut acquire => return match granted {
-                    Ok(permit) => Waited::Granted(permit),
-                    Err(error) => Waited::Ended(how(&error)),
+                    Ok(permit) => AcquireResult::Granted(permit),
+                    Err(error) => AcquireResult::Ended(how(&error)),
                 },
-                _ = finish.wait_for(|finish| *finish) => return Waited::Ended(How::Cancelled),
-                () = &mut over => return Waited::Ended(How::Cancelled),
-                (since, position) = ask => if let Ok(Some(position)) = position {
+                _ = finish.wait_for(|finish| *finish) => return AcquireResult::Ended(How::Cancelled),
+                () = &mut over => return AcquireResult::Ended(How::Cancelled),
+                (since, position) = query => if let Ok(Some(position)) = position {
                     self.shared.history_file.note(Event::Queue { op, since, position: position as u64 });
                 },
             }
@@ -141,7 +141,7 @@ impl TaskContext {
 
     async fn try_acquire(&mut self, thing: usize, semaphore: &Semaphore) {
         let weight = self.any_weight(thing);
-        let op = self.shared.ask(thing, "-");
+        let op = self.shared.record_request(thing, "-");
         match semaphore.try_acquire().weight(weight).await {
             Ok(Some(permit)) => self.keep(op, thing, permit, weight).await,
             Ok(None) => self.shared.end(op, How::Full),
@@ -202,7 +202,7 @@ impl TaskContext {
     async fn with(&mut self, thing: usize, semaphore: &Semaphore) {
         let weight = self.any_weight(thing);
         let acquire = semaphore.acquire().weight(weight);
-        let op = self.shared.ask(thing, &acquire.id().to_string());
+        let op = self.shared.record_request(thing, &acquire.id().to_string());
         let worked = acquire
             .with(async |permit| {
                 let fence = self.granted(op, permit, weight);

@@ -122,7 +122,7 @@ class MemorySemaphore(Semaphore):
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         if len(_timers) >= _prune_timers_at:
             # A loop that has been closed leaves the timers of slots that were not released.
-            for closed in [own for own, (of, _) in list(_timers.items()) if of.is_closed()]:
+            for closed in [timer_id for timer_id, (timer_loop, _) in list(_timers.items()) if timer_loop.is_closed()]:
                 _timers.pop(closed, None)
             _prune_timers_at = max(1000, 2 * len(_timers))
         handle = loop.call_later(ttl, self._expire, acquisition_id, task)
@@ -142,7 +142,7 @@ class MemorySemaphore(Semaphore):
 
         `names` selects semaphores, also if none of their slots is held. At most `limit` are returned.
         """
-        asked_for = names is not None
+        has_names = names is not None
         # Names with waiters alone are left out below: the limit is applied after that.
-        found = await _client.stats(names, limit=2**31, unused=asked_for)
-        return in_use(found, unused=asked_for, limit=limit)
+        found = await _client.stats(names, limit=2**31, unused=has_names)
+        return in_use(found, unused=has_names, limit=limit)

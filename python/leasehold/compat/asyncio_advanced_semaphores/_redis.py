@@ -181,17 +181,17 @@ def _as_redis_error(error: leasehold.Error) -> leasehold.Error:
     redis = sys.modules.get("redis.exceptions")
     if redis is None:
         return error
-    own = type(error)
+    error_type = type(error)
     if isinstance(error, leasehold.Unavailable):
-        bases: tuple[type, ...] = (own, redis.ConnectionError, redis.TimeoutError)
+        bases: tuple[type, ...] = (error_type, redis.ConnectionError, redis.TimeoutError)
     else:
-        bases = (own, redis.AuthenticationError, redis.ResponseError)
+        bases = (error_type, redis.AuthenticationError, redis.ResponseError)
 
     def reduce(error: leasehold.Error) -> tuple[object, ...]:
         # Pickle finds classes by their names, and this one has none: in another process, the error is ours alone.
-        return own, error.args, error.__dict__
+        return error_type, error.args, error.__dict__
 
-    both = type(own.__name__, bases, {"__module__": __name__, "__doc__": own.__doc__, "__reduce__": reduce})
+    both = type(error_type.__name__, bases, {"__module__": __name__, "__doc__": error_type.__doc__, "__reduce__": reduce})
     converted: leasehold.Error = both(*error.args)
     converted.__dict__.update(error.__dict__)
     return converted
@@ -314,11 +314,11 @@ class RedisSemaphore(Semaphore):
         `names` selects semaphores, also if none of their slots is held. Otherwise at most `limit` are returned.
         """
         config = config or RedisConfig()
-        asked_for = names is not None
+        has_names = names is not None
         client = _client(config)
         found = await _attempts(
             config,
             DEFAULT_LOGGER,
-            lambda _: client.stats(names, limit=2**31, unused=asked_for),
+            lambda _: client.stats(names, limit=2**31, unused=has_names),
         )
-        return in_use(found, unused=asked_for, limit=None if asked_for else limit)
+        return in_use(found, unused=has_names, limit=None if has_names else limit)

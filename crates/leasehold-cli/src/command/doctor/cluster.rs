@@ -6,15 +6,15 @@ use leasehold::ServerSettings;
 use serde_json::{Value, json};
 
 use super::Report;
-use super::node::{self, Node, address, ask_all, joined, replicas};
-use super::redis::{Info, Place};
+use super::node::{self, Node, address, joined, query_all, replicas};
+use super::redis::{Info, ServerRole};
 use crate::store::Store;
 
 const SLOTS: u16 = 16384;
 const QUESTIONS: &[&[&str]] = &[&["CLUSTER", "NODES"], &["CLUSTER", "INFO"]];
 
 pub(super) async fn examine(store: &Store, seeds: &[ServerSettings], report: &mut Report) {
-    let nodes = ask(store, seeds).await;
+    let nodes = query_nodes(store, seeds).await;
     let views: Vec<_> = nodes.iter().filter_map(View::of).collect();
     // A node that is new or cut off from the others knows less.
     let rank = |view: &&View| (view.is_ok, view.serves(), view.members.len());
@@ -47,7 +47,7 @@ pub(super) async fn examine(store: &Store, seeds: &[ServerSettings], report: &mu
     }
     let serving = members.iter().filter(|member| !member.slots.is_empty());
     let primaries: Vec<_> = serving.filter_map(|member| find(member)).collect();
-    node::check(store, &primaries, Place::InCluster, report);
+    node::check(store, &primaries, ServerRole::InCluster, report);
     let state = if view.is_ok { "ok" } else { "fail" };
     let unserved: Vec<_> = view.unserved().into_iter().map(range).collect();
     let facts = json!({ "state": state, "unserved_slots": unserved, "nodes": facts });
@@ -55,8 +55,8 @@ pub(super) async fn examine(store: &Store, seeds: &[ServerSettings], report: &mu
 }
 
 /// Queries the nodes in the URL, and every node that one of them knows.
-async fn ask(store: &Store, seeds: &[ServerSettings]) -> Vec<Node> {
-    let mut nodes = ask_all(store, seeds, QUESTIONS).await;
+async fn query_nodes(store: &Store, seeds: &[ServerSettings]) -> Vec<Node> {
+    let mut nodes = query_all(store, seeds, QUESTIONS).await;
     let mut others = BTreeMap::new();
     for (seed, node) in seeds.iter().zip(&nodes) {
         for member in View::of(node).into_iter().flat_map(|view| view.members) {
@@ -67,7 +67,7 @@ async fn ask(store: &Store, seeds: &[ServerSettings]) -> Vec<Node> {
         }
     }
     let others: Vec<_> = others.into_values().collect();
-    nodes.extend(ask_all(store, &others, QUESTIONS).await);
+    nodes.extend(query_all(store, &others, QUESTIONS).await);
     nodes
 }
 
@@ -121,12 +121,13 @@ impl View {
     /// Returns the same view, with every node that reports itself as a replica marked as one. In a new cluster, the other
     /// nodes learn this a little later.
     fn with_replicas(&self, views: &[Self]) -> Self {
-        let selves = views.iter().flat_map(|view| &view.members).filter(|own| own.has("myself"));
-        let replicas: Vec<_> = selves.filter(|own| own.primary.is_some()).collect();
+        let selves =
+            views.iter().flat_map(|view| &view.members).filter(|member| member.has("myself"));
+        let replicas: Vec<_> = selves.filter(|member| member.primary.is_some()).collect();
         let mut view = self.clone();
         for member in &mut view.members {
-            if let Some(own) = replicas.iter().find(|own| own.id == member.id) {
-                (member.primary, member.flags) = (own.primary.clone(), own.flags.clone());
+            if let Some(replica) = replicas.iter().find(|replica| replica.id == member.id) {
+                (member.primary, member.flags) = (replica.primary.clone(), replica.flags.clone());
             }
         }
         view
@@ -134,7 +135,7 @@ impl View {
 
     /// Whether the node with this view serves slots itself.
     fn serves(&self) -> bool {
-        self.members.iter().any(|own| own.has("myself") && !own.slots.is_empty())
+        self.members.iter().any(|member| member.has("myself") && !member.slots.is_empty())
     }
 
     fn by_id(&self, id: &str) -> Option<&Member> {
@@ -142,13 +143,13 @@ impl View {
     }
 
     fn replicas_of(&self, primary: &Member) -> usize {
-        self.members.iter().filter(|own| own.primary.as_ref() == Some(&primary.id)).count()
+        self.members.iter().filter(|member| member.primary.as_ref() == Some(&primary.id)).count()
     }
 
     /// Returns the numbers of primaries that serve slots and of replicas.
     fn counts(&self) -> (usize, usize) {
-        let primaries = self.members.iter().filter(|own| !own.slots.is_empty()).count();
-        (primaries, self.members.iter().filter(|own| own.primary.is_some()).count())
+        let primaries = self.members.iter().filter(|member| !member.slots.is_empty()).count();
+        (primaries, self.members.iter().filter(|member| member.primary.is_some()).count())
     }
 
     /// Returns the primaries in the order of their slots, each before its replicas, and then the nodes without slots.
@@ -166,8 +167,8 @@ impl View {
     /// Returns the owner of each range of slots.
     fn owners(&self) -> BTreeMap<(u16, u16), &str> {
         let owned = |member: &'_ Member| member.slots.clone();
-        let own = self.members.iter().map(|member| (owned(member), member.id.as_str()));
-        own.flat_map(|(slots, id)| slots.into_iter().map(move |slots| (slots, id))).collect()
+        let by_member = self.members.iter().map(|member| (owned(member), member.id.as_str()));
+        by_member.flat_map(|(slots, id)| slots.into_iter().map(move |slots| (slots, id))).collect()
     }
 
     /// Returns the slots that no node owns, or only a node that the others consider failed.
@@ -202,12 +203,12 @@ struct Member {
 
 impl Member {
     /// Parses `id host:port@bus[,name] flags primary ping pong epoch link slots…`. A node that does not know its own
-    /// address leaves it out; `asked` is the host at which it was queried.
-    fn parse(line: &str, asked: &str) -> Option<Self> {
+    /// address leaves it out; `queried_host` is the host at which it was queried.
+    fn parse(line: &str, queried_host: &str) -> Option<Self> {
         let fields: Vec<_> = line.split(' ').collect();
         let [id, place, flags, primary, _, _, _, _, slots @ ..] = &fields[..] else { return None };
         let (host, port) = place.split(['@', ',']).next()?.rsplit_once(':')?;
-        let (host, port) = (if host.is_empty() { asked } else { host }, port.parse().ok()?);
+        let (host, port) = (if host.is_empty() { queried_host } else { host }, port.parse().ok()?);
         // A slot that is being moved is in brackets, and also listed as served.
         let range = |slots: &&str| {
             let (first, last) = slots.split_once('-').unwrap_or((slots, slots));
@@ -225,7 +226,7 @@ impl Member {
     }
 
     fn has(&self, flag: &str) -> bool {
-        self.flags.iter().any(|own| own == flag)
+        self.flags.iter().any(|member_flag| member_flag == flag)
     }
 
     fn report(&self, node: &Node, primary: Option<&Node>, copies: usize, report: &mut Report) {
@@ -285,11 +286,11 @@ dd fe80::1:7003@17003 master,fail - 0 0 1 disconnected 201-16383
     }
 
     #[test]
-    fn a_node_knows_first_that_it_is_a_replica() {
-        let own = NODES
+    fn a_new_replica_is_marked_by_its_own_view() {
+        let lines = NODES
             .replace("myself,", "")
             .replace("dd fe80::1:7003@17003 master,fail -", "dd :1@2 myself,slave bb");
-        let members = own.lines().filter_map(|line| Member::parse(line, "other")).collect();
+        let members = lines.lines().filter_map(|line| Member::parse(line, "other")).collect();
         let other = View { seen_by: "other:1".to_owned(), is_ok: true, members };
         let view = view().with_replicas(&[other]);
         assert_eq!(view.by_id("dd").unwrap().primary.as_deref(), Some("bb"));

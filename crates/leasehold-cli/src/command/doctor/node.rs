@@ -5,7 +5,7 @@ use redis::FromRedisValue;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-use super::redis::{Facts, Place, why};
+use super::redis::{Facts, ServerRole, why};
 use super::{Finding, Report, SLOW};
 use crate::store::Store;
 
@@ -18,23 +18,23 @@ pub(super) struct Node {
 }
 
 /// Queries all of these servers at once. The result has the same order.
-pub(super) async fn ask_all(
+pub(super) async fn query_all(
     store: &Store,
     servers: &[ServerSettings],
     more: &'static [&'static [&'static str]],
 ) -> Vec<Node> {
-    let mut asked = JoinSet::new();
+    let mut queries = JoinSet::new();
     for (at, server) in servers.iter().enumerate() {
         let (client, channel) = (store.redis_client(server), store.trial_channel());
-        asked.spawn(async move {
+        queries.spawn(async move {
             match client {
-                Ok(client) => (at, Facts::ask(client, &channel, more).await),
+                Ok(client) => (at, Facts::query(client, &channel, more).await),
                 Err(error) => (at, Err(why(&error))),
             }
         });
     }
     let mut answers: Vec<_> = servers.iter().map(|_| None).collect();
-    while let Some(answer) = asked.join_next().await {
+    while let Some(answer) = queries.join_next().await {
         if let Ok((at, facts)) = answer {
             answers[at] = Some(facts);
         }
@@ -113,9 +113,9 @@ impl Node {
             }
             None => report.ok("node", says),
         }
-        let Some(Ok(of)) = primary.map(|primary| &primary.facts) else { return };
-        for (setting, own, other) in facts.settings.differences(&of.settings) {
-            let says = format!("{} has {setting} {own}, and its primary {other}", self.address);
+        let Some(Ok(primary)) = primary.map(|primary| &primary.facts) else { return };
+        for (setting, value, other) in facts.settings.differences(&primary.settings) {
+            let says = format!("{} has {setting} {value}, and its primary {other}", self.address);
             let advice = "give all servers the same settings: a failover changes them otherwise";
             report.warn("settings", says, advice);
         }
@@ -144,15 +144,16 @@ impl Node {
 }
 
 /// Reports the checks of these primaries. A finding that is the same on all of them is reported once.
-pub(super) fn check(store: &Store, primaries: &[&Node], place: Place, report: &mut Report) {
+pub(super) fn check(store: &Store, primaries: &[&Node], place: ServerRole, report: &mut Report) {
     let findings = |node: &&Node| {
-        let mut own = Report::new(store);
+        let mut node_report = Report::new(store);
         if let Ok(facts) = &node.facts {
-            facts.check(place, &mut own);
+            facts.check(place, &mut node_report);
         }
-        (node.address.clone(), own.findings)
+        (node.address.clone(), node_report.findings)
     };
-    let all: Vec<_> = primaries.iter().map(findings).filter(|(_, own)| !own.is_empty()).collect();
+    let all: Vec<_> =
+        primaries.iter().map(findings).filter(|(_, node_report)| !node_report.is_empty()).collect();
     report.findings.extend(merge(&all));
 }
 
@@ -161,15 +162,16 @@ fn merge(all: &[(String, Vec<Finding>)]) -> Vec<Finding> {
     let mut groups: Vec<(&Finding, Vec<&str>)> = Vec::new();
     for (address, findings) in all {
         for finding in findings {
-            match groups.iter_mut().find(|(known, _)| *known == finding) {
+            match groups.iter_mut().find(|(group, _)| *group == finding) {
                 Some((_, addresses)) => addresses.push(address),
                 None => groups.push((finding, vec![address])),
             }
         }
     }
     // Findings of one check stay together, in the order of the checks.
-    let order =
-        |check| all.iter().find_map(|(_, own)| own.iter().position(|one| one.check == check));
+    let order = |check| {
+        all.iter().find_map(|(_, findings)| findings.iter().position(|one| one.check == check))
+    };
     groups.sort_by_key(|(finding, _)| order(finding.check));
     let merged = |(finding, addresses): (&Finding, Vec<&str>)| {
         let mut finding = finding.clone();
@@ -187,16 +189,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_the_same_everywhere_is_said_once() {
+    fn findings_of_all_servers_are_reported_once() {
         let finding = |check, says: &str| Finding {
             check,
             verdict: Verdict::Ok,
             says: says.to_owned(),
             advice: None,
         };
-        let own = |policy| vec![finding("version", "Redis 7"), finding("memory", policy)];
+        let findings = |policy| vec![finding("version", "Redis 7"), finding("memory", policy)];
         let all = [("a", "noeviction"), ("b", "lru"), ("c", "noeviction")]
-            .map(|(address, policy)| (address.to_owned(), own(policy)));
+            .map(|(address, policy)| (address.to_owned(), findings(policy)));
         let says: Vec<_> = merge(&all).into_iter().map(|finding| finding.says).collect();
         assert_eq!(says, ["Redis 7", "noeviction (a, c)", "lru (b)"]);
     }

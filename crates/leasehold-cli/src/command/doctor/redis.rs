@@ -23,7 +23,7 @@ const USUAL_BUFFER: &str = "pubsub 33554432 8388608 60";
 
 /// The role of the server in its deployment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Place {
+pub(super) enum ServerRole {
     /// The one server of the store. It may have replicas.
     Alone,
     /// The primary that sentinels name.
@@ -35,11 +35,11 @@ pub(super) enum Place {
 /// Examines one server.
 pub(super) async fn examine(store: &Store, server: &ServerSettings, report: &mut Report) {
     let facts = match store.redis_client(server) {
-        Ok(client) => Facts::ask(client, &store.trial_channel(), &[]).await,
+        Ok(client) => Facts::query(client, &store.trial_channel(), &[]).await,
         Err(error) => Err(why(&error)),
     };
     match facts {
-        Ok(facts) => facts.check(Place::Alone, report),
+        Ok(facts) => facts.check(ServerRole::Alone, report),
         // The library could connect, so its own findings say what is wrong.
         Err(why) => {
             report.warn("server", why, "the other checks were not possible: see the server's log");
@@ -65,20 +65,20 @@ pub(super) struct Facts {
 impl Facts {
     /// Queries a server, with the additional questions `more`, and publishes to a channel that nobody reads. Fails with
     /// a readable reason if it cannot connect.
-    pub(super) async fn ask(
+    pub(super) async fn query(
         client: Client,
         channel: &str,
         more: &[&[&str]],
     ) -> Result<Self, String> {
         let mut connection = connect(&client).await.map_err(|error| why(&error))?;
-        let info = ask::<String>(&mut connection, &["INFO"]).await;
+        let info = query::<String>(&mut connection, &["INFO"]).await;
         let mut answers = Vec::new();
         for words in more {
-            answers.push(ask::<Value>(&mut connection, words).await.unwrap_or_default());
+            answers.push(query::<Value>(&mut connection, words).await.unwrap_or_default());
         }
         let mut denied = Vec::new();
         for publish in [PUBLISH, SPUBLISH] {
-            let answer = ask::<Value>(&mut connection, &[publish, channel, ""]).await;
+            let answer = query::<Value>(&mut connection, &[publish, channel, ""]).await;
             if answer.is_err_and(|error| error.code() == Some("NOPERM")) {
                 denied.push(publish);
             }
@@ -94,8 +94,8 @@ impl Facts {
     }
 
     /// Without wake-ups, a waiter finds its permit only with its next query.
-    fn check_wake_ups(&self, place: Place, report: &mut Report) {
-        let publish = if place == Place::InCluster { SPUBLISH } else { PUBLISH };
+    fn check_wake_ups(&self, place: ServerRole, report: &mut Report) {
+        let publish = if place == ServerRole::InCluster { SPUBLISH } else { PUBLISH };
         if !self.denied.contains(&publish) {
             report.ok("wake-ups", "the user may publish them");
             return;
@@ -111,7 +111,7 @@ impl Facts {
     }
 
     /// Reports all checks.
-    pub(super) fn check(&self, place: Place, report: &mut Report) {
+    pub(super) fn check(&self, place: ServerRole, report: &mut Report) {
         check_clock(self.clock, report);
         self.check_wake_ups(place, report);
         let info = match &self.info {
@@ -126,7 +126,7 @@ impl Facts {
         memory(info, report);
         persistence(info, &self.settings, report);
         replication(info, &self.settings, place, report);
-        if place == Place::InCluster {
+        if place == ServerRole::InCluster {
             coverage(&self.settings, report);
         }
         output_buffer(&self.settings, report);
@@ -140,7 +140,7 @@ pub(super) async fn connect(client: &Client) -> RedisResult<MultiplexedConnectio
     client.get_multiplexed_async_connection_with_config(&config).await
 }
 
-pub(super) async fn ask<T: FromRedisValue>(
+pub(super) async fn query<T: FromRedisValue>(
     connection: &mut MultiplexedConnection,
     words: &[&str],
 ) -> RedisResult<T> {
@@ -166,7 +166,7 @@ async fn round_trip(connection: &mut MultiplexedConnection) -> RedisResult<Durat
     let mut trips = [Duration::ZERO; 5];
     for trip in &mut trips {
         let begun = Instant::now();
-        ask::<Value>(connection, &["PING"]).await?;
+        query::<Value>(connection, &["PING"]).await?;
         *trip = begun.elapsed();
     }
     trips.sort_unstable();
@@ -177,7 +177,7 @@ async fn round_trip(connection: &mut MultiplexedConnection) -> RedisResult<Durat
 async fn clock(connection: &mut MultiplexedConnection) -> Option<(Duration, Duration)> {
     let since_epoch = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let before = since_epoch();
-    let (seconds, micros) = ask::<(u64, u64)>(connection, &["TIME"]).await.ok()?;
+    let (seconds, micros) = query::<(u64, u64)>(connection, &["TIME"]).await.ok()?;
     let ours = (before + since_epoch()) / 2;
     Some((Duration::from_secs(seconds) + Duration::from_micros(micros), ours))
 }
@@ -203,18 +203,20 @@ fn check_clock(clock: Option<(Duration, Duration)>, report: &mut Report) {
     }
 }
 
-fn version(info: &Info, place: Place, report: &mut Report) {
+fn version(info: &Info, place: ServerRole, report: &mut Report) {
     let (product, version) = match info.get("valkey_version") {
         Some(version) => ("Valkey", version),
         None => ("Redis", info.get("redis_version").unwrap_or("unknown")),
     };
     let mut parts = version.split('.').map_while(|part| part.parse().ok());
-    let known = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
+    let release = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
     let (oldest, advice) = match place {
-        Place::InCluster => (OLDEST_IN_CLUSTER, "at least 7.0 is needed in a cluster: upgrade it"),
+        ServerRole::InCluster => {
+            (OLDEST_IN_CLUSTER, "at least 7.0 is needed in a cluster: upgrade it")
+        }
         _ => (OLDEST, "at least 6.2 is needed: upgrade it"),
     };
-    if known >= oldest {
+    if release >= oldest {
         report.ok("version", format!("{product} {version}"));
     } else {
         report.bad("version", format!("{product} {version}"), advice);
@@ -276,7 +278,7 @@ fn persistence(info: &Info, settings: &Settings, report: &mut Report) {
     }
 }
 
-fn replication(info: &Info, settings: &Settings, place: Place, report: &mut Report) {
+fn replication(info: &Info, settings: &Settings, place: ServerRole, report: &mut Report) {
     if info.get("role") == Some("slave") {
         report.bad("replication", "this is a replica", "connect to the primary");
         return;
@@ -293,13 +295,13 @@ fn replication(info: &Info, settings: &Settings, place: Place, report: &mut Repo
     }
     if replicas == 0 {
         match place {
-            Place::Alone => report.ok("replication", "a primary without replicas"),
-            Place::BehindSentinels => report.warn(
+            ServerRole::Alone => report.ok("replication", "a primary without replicas"),
+            ServerRole::BehindSentinels => report.warn(
                 "replication",
                 "a primary without replicas: if it fails, no server takes over",
                 "start a replica of it",
             ),
-            Place::InCluster => report.warn(
+            ServerRole::InCluster => report.warn(
                 "replication",
                 "a primary without replicas: if it fails, no node serves its slots",
                 "add one: redis-cli --cluster add-node NEW NODE --cluster-slave",
@@ -312,7 +314,7 @@ fn replication(info: &Info, settings: &Settings, place: Place, report: &mut Repo
     if least > 0 {
         report.ok("replication", format!("{says}; {MIN_REPLICAS} {least} limits how many"));
     } else {
-        let every = if place == Place::Alone { "" } else { " on every server" };
+        let every = if place == ServerRole::Alone { "" } else { " on every server" };
         let advice = format!("CONFIG SET {MIN_REPLICAS} 1{every}, and let resources check fences");
         report.warn("replication", says, &advice);
     }
@@ -395,7 +397,8 @@ impl Settings {
     async fn read(connection: &mut MultiplexedConnection) -> Self {
         let mut settings = BTreeMap::new();
         for key in SETTINGS {
-            let answer = ask::<BTreeMap<String, String>>(connection, &["CONFIG", "GET", key]).await;
+            let answer =
+                query::<BTreeMap<String, String>>(connection, &["CONFIG", "GET", key]).await;
             if let Some(value) = answer.ok().and_then(|mut answer| answer.remove(key)) {
                 settings.insert(key, value);
             }
@@ -409,8 +412,8 @@ impl Settings {
         other: &'a Self,
     ) -> Vec<(&'static str, &'a str, &'a str)> {
         let differing = |key: &'static str| {
-            let (own, other) = (self.get(key)?, other.get(key)?);
-            (own != other).then_some((key, own, other))
+            let (value, other) = (self.get(key)?, other.get(key)?);
+            (value != other).then_some((key, value, other))
         };
         [POLICY, MIN_REPLICAS, FULL_COVERAGE].into_iter().filter_map(differing).collect()
     }

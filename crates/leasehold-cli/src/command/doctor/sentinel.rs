@@ -6,8 +6,8 @@ use leasehold::{SentinelSettings, ServerSettings};
 use serde_json::{Value, json};
 
 use super::Report;
-use super::node::{self, Node, address, ask_all, joined, replicas};
-use super::redis::{Place, ask, connect, why};
+use super::node::{self, Node, address, joined, query_all, replicas};
+use super::redis::{ServerRole, connect, query, why};
 use crate::store::Store;
 
 /// With fewer sentinels, the loss of one leaves no majority.
@@ -15,18 +15,21 @@ const FEWEST: usize = 3;
 
 type Fields = BTreeMap<String, String>;
 
-pub(super) async fn examine(store: &Store, own: &SentinelSettings, report: &mut Report) {
-    let sentinels = ask_sentinels(store, own).await;
+pub(super) async fn examine(store: &Store, settings: &SentinelSettings, report: &mut Report) {
+    let sentinels = query_sentinels(store, settings).await;
     report_sentinels(&sentinels, report);
-    let answers: Vec<_> = sentinels.iter().filter_map(|own| own.answer.as_ref().ok()).collect();
+    let answers: Vec<_> =
+        sentinels.iter().filter_map(|sentinel| sentinel.answer.as_ref().ok()).collect();
     let mut servers: Vec<_> = answers.iter().map(|answer| answer.primary.clone()).collect();
     servers.extend(answers.iter().flat_map(|answer| answer.replicas.iter().cloned()));
     let mut seen = BTreeSet::new();
     servers.retain(|(host, port)| seen.insert(joined(host, *port)));
-    let infos: Vec<_> = servers.iter().map(|(host, port)| own.server.at(host, *port)).collect();
-    let nodes = ask_all(store, &infos, &[]).await;
+    let infos: Vec<_> =
+        servers.iter().map(|(host, port)| settings.server.at(host, *port)).collect();
+    let nodes = query_all(store, &infos, &[]).await;
     let primary = report_primary(&sentinels, &nodes, report);
-    let others = nodes.iter().filter(|node| primary.is_none_or(|own| own.address != node.address));
+    let others =
+        nodes.iter().filter(|node| primary.is_none_or(|primary| primary.address != node.address));
     let mut facts: Vec<Value> = Vec::new();
     if let Some(primary) = primary {
         let says = format!("primary, {}", replicas(nodes.len() - 1));
@@ -38,10 +41,10 @@ pub(super) async fn examine(store: &Store, own: &SentinelSettings, report: &mut 
         facts.push(replica.as_json(primary));
     }
     if let Some(primary) = primary {
-        node::check(store, &[primary], Place::BehindSentinels, report);
+        node::check(store, &[primary], ServerRole::BehindSentinels, report);
     }
     let facts = json!({
-        "name": own.service,
+        "name": settings.service,
         "quorum": answers.iter().map(|answer| answer.quorum).max(),
         "sentinels": sentinels.iter().map(Sentinel::as_json).collect::<Vec<_>>(),
         "primary": primary.map(|primary| &primary.address),
@@ -84,53 +87,53 @@ impl Sentinel {
 }
 
 /// Queries the sentinels in the URL, and every sentinel that one of them knows.
-async fn ask_sentinels(store: &Store, own: &SentinelSettings) -> Vec<Sentinel> {
-    let mut sentinels = ask_each(store, &own.sentinels, &own.service).await;
+async fn query_sentinels(store: &Store, settings: &SentinelSettings) -> Vec<Sentinel> {
+    let mut sentinels = query_each(store, &settings.sentinels, &settings.service).await;
     let mut others = BTreeMap::new();
-    for (info, sentinel) in own.sentinels.iter().zip(&sentinels) {
+    for (info, sentinel) in settings.sentinels.iter().zip(&sentinels) {
         let Ok(answer) = &sentinel.answer else { continue };
         for (host, port) in &answer.others {
             let info = info.at(host, *port);
-            if sentinels.iter().all(|own| own.address != address(&info)) {
+            if sentinels.iter().all(|sentinel| sentinel.address != address(&info)) {
                 others.insert(address(&info), info);
             }
         }
     }
     let others: Vec<_> = others.into_values().collect();
-    sentinels.extend(ask_each(store, &others, &own.service).await);
+    sentinels.extend(query_each(store, &others, &settings.service).await);
     sentinels
 }
 
-async fn ask_each(store: &Store, infos: &[ServerSettings], service: &str) -> Vec<Sentinel> {
-    let mut asked = tokio::task::JoinSet::new();
+async fn query_each(store: &Store, infos: &[ServerSettings], service: &str) -> Vec<Sentinel> {
+    let mut queries = tokio::task::JoinSet::new();
     for (at, info) in infos.iter().enumerate() {
         let (client, service) = (store.redis_client(info), service.to_owned());
-        asked.spawn(async move {
-            let answer = async { ask_one(&client?, &service).await };
+        queries.spawn(async move {
+            let answer = async { query_one(&client?, &service).await };
             (at, answer.await.map_err(|error: redis::RedisError| why(&error)))
         });
     }
-    let mut answers: Vec<_> = asked.join_all().await;
+    let mut answers: Vec<_> = queries.join_all().await;
     answers.sort_by_key(|(at, _)| *at);
     let sentinel = |(at, answer): (usize, _)| Sentinel { address: address(&infos[at]), answer };
     answers.into_iter().map(sentinel).collect()
 }
 
-async fn ask_one(client: &redis::Client, service: &str) -> redis::RedisResult<Answer> {
+async fn query_one(client: &redis::Client, service: &str) -> redis::RedisResult<Answer> {
     let mut connection = connect(client).await?;
     let mut question =
-        async |word| ask::<redis::Value>(&mut connection, &["SENTINEL", word, service]).await;
+        async |word| query::<redis::Value>(&mut connection, &["SENTINEL", word, service]).await;
     let primary: Fields = redis::from_redis_value(question("MASTER").await?)?;
     let replicas: Vec<Fields> = redis::from_redis_value(question("REPLICAS").await?)?;
     let others: Vec<Fields> = redis::from_redis_value(question("SENTINELS").await?)?;
-    let all = |known: Vec<Fields>| known.iter().filter_map(place).collect();
+    let addresses = |members: Vec<Fields>| members.iter().filter_map(place).collect();
     let flags = primary.get("flags").map(String::as_str).unwrap_or_default();
     Ok(Answer {
         primary: place(&primary).unwrap_or_default(),
         is_down: flags.split(',').any(|flag| matches!(flag, "s_down" | "o_down")),
-        quorum: primary.get("quorum").and_then(|own| own.parse().ok()).unwrap_or_default(),
-        replicas: all(replicas),
-        others: all(others),
+        quorum: primary.get("quorum").and_then(|number| number.parse().ok()).unwrap_or_default(),
+        replicas: addresses(replicas),
+        others: addresses(others),
     })
 }
 
@@ -141,12 +144,12 @@ fn place(fields: &Fields) -> Option<(String, u16)> {
 /// Reports each sentinel, and whether enough of them answer for a failover.
 fn report_sentinels(sentinels: &[Sentinel], report: &mut Report) {
     let mut answering = 0;
-    let (mut known, mut quorum) = (sentinels.len(), 0);
+    let (mut total, mut quorum) = (sentinels.len(), 0);
     for sentinel in sentinels {
         match &sentinel.answer {
             Ok(answer) => {
                 answering += 1;
-                known = known.max(answer.others.len() + 1);
+                total = total.max(answer.others.len() + 1);
                 quorum = quorum.max(answer.quorum);
                 let names = sentinel.names().unwrap_or_default();
                 let says = format!("{} names {names} as the primary", sentinel.address);
@@ -163,16 +166,16 @@ fn report_sentinels(sentinels: &[Sentinel], report: &mut Report) {
             }
         }
     }
-    let needed = quorum.max(known / 2 + 1);
+    let needed = quorum.max(total / 2 + 1);
     let says =
-        format!("{answering} of {known} answer; a failover needs {needed}, the quorum is {quorum}");
+        format!("{answering} of {total} answer; a failover needs {needed}, the quorum is {quorum}");
     if answering < needed {
         report.bad(
             "quorum",
             says + ": if the primary fails now, no server takes over",
             "start the sentinels that are down; if some were removed for good, run SENTINEL RESET on the others",
         );
-    } else if known < FEWEST {
+    } else if total < FEWEST {
         let says = format!("{says}: if one fails, no failover is possible");
         report.warn("quorum", says, "run at least three, on different machines");
     } else {

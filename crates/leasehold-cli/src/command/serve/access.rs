@@ -128,7 +128,7 @@ impl Access {
         names: &[String],
     ) -> Self {
         let port = address.port();
-        let own = [
+        let local_names = [
             "localhost".to_owned(),
             Ipv4Addr::LOCALHOST.to_string(),
             format!("[{}]", Ipv6Addr::LOCALHOST),
@@ -137,9 +137,9 @@ impl Access {
                 SocketAddr::V6(address) => format!("[{}]", address.ip()),
             },
         ];
-        let mut hosts: Vec<_> = own.iter().map(|name| format!("{name}:{port}")).collect();
+        let mut hosts: Vec<_> = local_names.iter().map(|name| format!("{name}:{port}")).collect();
         if port == 80 {
-            hosts.extend(own);
+            hosts.extend(local_names);
         }
         let addresses = hosts.len();
         for name in names.iter().map(|name| name.to_ascii_lowercase()) {
@@ -243,14 +243,15 @@ impl Access {
         let cookies = headers.get_all(header::COOKIE).iter();
         let cookies = cookies.filter_map(|value| value.to_str().ok());
         let pairs = cookies.flat_map(|value| value.split(';'));
-        let mut own = pairs.filter_map(|pair| pair.trim().split_once('='));
-        let Some((_, id)) = own.find(|(name, _)| *name == self.cookie) else {
+        let mut pairs = pairs.filter_map(|pair| pair.trim().split_once('='));
+        let Some((_, id)) = pairs.find(|(name, _)| *name == self.cookie) else {
             return Ok(Caller::Anonymous);
         };
         // A lookup by the hash does not reveal which part of a guess is right.
         let key = Secret::of(id.as_bytes()).0;
-        let known = self.sessions().get(&key).is_some_and(|session| session.ends > Instant::now());
-        Ok(if known { Caller::Session(key) } else { Caller::Anonymous })
+        let is_valid =
+            self.sessions().get(&key).is_some_and(|session| session.ends > Instant::now());
+        Ok(if is_valid { Caller::Session(key) } else { Caller::Anonymous })
     }
 
     /// Checks the origin: a request that changes something must come from a page of this server, or from no page.
@@ -264,12 +265,15 @@ impl Access {
         let site = text("sec-fetch-site").map(|site| site == "same-origin" || site == "none");
         let from_here = match (text("origin"), site) {
             (Some(origin), site) => {
-                let own = origin.strip_prefix("http://").or(origin.strip_prefix("https://"));
-                let named = |own: &str| {
-                    own.eq_ignore_ascii_case(host)
+                let origin_host =
+                    origin.strip_prefix("http://").or(origin.strip_prefix("https://"));
+                let named = |origin_host: &str| {
+                    origin_host.eq_ignore_ascii_case(host)
                         || self.hosts[..self.addresses].contains(&host.to_ascii_lowercase())
                 };
-                own.is_some_and(|own| self.knows_host(own) && site.unwrap_or_else(|| named(own)))
+                origin_host.is_some_and(|origin_host| {
+                    self.knows_host(origin_host) && site.unwrap_or_else(|| named(origin_host))
+                })
             }
             (None, Some(site)) => site,
             // Without an origin it is not a browser, unless it sends a cookie.

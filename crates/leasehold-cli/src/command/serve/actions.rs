@@ -25,14 +25,14 @@ use crate::output::one_line;
 const LONGEST_REASON: usize = 800;
 
 /// A requested action.
-pub(super) struct Asked {
+pub(super) struct ActionRequest {
     pub(super) name: String,
     pub(super) action: Action,
     /// The fields of the request, for the form that confirms it.
     fields: Vec<(&'static str, String)>,
 }
 
-impl Asked {
+impl ActionRequest {
     pub(super) fn parse(fields: &Fields) -> Result<Self, Refusal> {
         let bad = |sentence: String| Refusal::new(StatusCode::BAD_REQUEST, sentence);
         let needs = |key: &str| {
@@ -74,22 +74,23 @@ impl Asked {
                 return Err(bad(format!("There is no action {action:?} for the kind {kind:?}.")));
             }
         };
-        let kept = ["kind", "action", "name", "capacity", "reason", "id"];
-        let kept = kept.into_iter().filter_map(|key| Some((key, fields.get(key)?.to_owned())));
-        Ok(Self { name: needs("name")?, action, fields: kept.collect() })
+        let accepted = ["kind", "action", "name", "capacity", "reason", "id"];
+        let accepted =
+            accepted.into_iter().filter_map(|key| Some((key, fields.get(key)?.to_owned())));
+        Ok(Self { name: needs("name")?, action, fields: accepted.collect() })
     }
 
     /// Returns whether the name was in use before. Fails if nobody has used it and the action only ends something. For a
     /// missing lock or lease there is nothing to release.
     pub(super) async fn check(&self, console: &Console) -> Result<bool, Refusal> {
         let (kind, name) = (self.action.kind(), &self.name);
-        let known = {
+        let is_tracked = {
             let state = console.state();
             state.monitor.latest().is_some_and(|latest| latest.semaphore(name).is_some())
         };
         // The name may be newer than the last poll.
         if kind != Kind::Semaphore
-            || known
+            || is_tracked
             || find_with(&console.client, name, 0..0).await?.is_some()
         {
             return Ok(true);
@@ -122,30 +123,33 @@ pub(super) fn check_caller(console: &Console, caller: Caller) -> Result<(), Refu
 
 /// The confirmation. The script shows it in a dialog; without the script it is a page.
 pub(super) async fn confirm(State(console): State<Arc<Console>>, request: Parts) -> Response {
-    let asked = async {
+    let requested = async {
         check_caller(&console, caller(&request))?;
-        let asked = Asked::parse(&Fields::of_query(&request.uri))?;
-        let is_known = asked.check(&console).await?;
-        Ok::<_, Refusal>((asked, is_known))
+        let requested = ActionRequest::parse(&Fields::of_query(&request.uri))?;
+        let is_known = requested.check(&console).await?;
+        Ok::<_, Refusal>((requested, is_known))
     };
-    match asked.await {
-        Ok((asked, is_known)) => {
-            let question = question(&asked, is_known);
+    match requested.await {
+        Ok((requested, is_known)) => {
+            let question = question(&requested, is_known);
             still(&console, &request, StatusCode::OK, "Confirm", &question)
         }
         Err(refusal) => layout::refusal(&console, &request, &refusal),
     }
 }
 
-fn question(asked: &Asked, is_known: bool) -> Markup {
-    let back =
-        if asked.action == Action::Forget { semaphore_path(&asked.name) } else { asked.page() };
+fn question(requested: &ActionRequest, is_known: bool) -> Markup {
+    let back = if requested.action == Action::Forget {
+        semaphore_path(&requested.name)
+    } else {
+        requested.page()
+    };
     html! {
-        h1 #question { (one_line(&asked.action.question(&asked.name))) }
-        p { (one_line(&asked.action.effect(&asked.name))) }
-        @if !is_known { p.callout { (one_line(&asked.name)) " was not in use before. Is the name right?" } }
+        h1 #question { (one_line(&requested.action.question(&requested.name))) }
+        p { (one_line(&requested.action.effect(&requested.name))) }
+        @if !is_known { p.callout { (one_line(&requested.name)) " was not in use before. Is the name right?" } }
         form.confirm method="post" action="/act" {
-            @for (key, value) in &asked.fields { input type="hidden" name=(key) value=(value); }
+            @for (key, value) in &requested.fields { input type="hidden" name=(key) value=(value); }
             button.confirm type="submit" { "Confirm" }
             // The dialog has its initial focus here, so that a key that is pressed too early does no harm.
             a.cancel href=(back) autofocus { "Cancel" }
@@ -158,14 +162,15 @@ pub(super) async fn act(State(console): State<Arc<Console>>, request: Request) -
     let caller = caller(&request);
     let done = async {
         check_caller(&console, caller)?;
-        let asked = Asked::parse(&Fields::parse(&request::body(&request, body).await?))?;
-        let what = perform(&console, &asked, &request).await?;
-        Ok::<_, Refusal>((asked, what))
+        let requested =
+            ActionRequest::parse(&Fields::parse(&request::body(&request, body).await?))?;
+        let what = perform(&console, &requested, &request).await?;
+        Ok::<_, Refusal>((requested, what))
     };
     match done.await {
-        Ok((asked, what)) => {
-            console.access.leave_notice(caller, format!("{}: {what}.", asked.name));
-            reply::see_other(&asked.page())
+        Ok((requested, what)) => {
+            console.access.leave_notice(caller, format!("{}: {what}.", requested.name));
+            reply::see_other(&requested.page())
         }
         Err(refusal) => layout::refusal(&console, &request, &refusal),
     }
@@ -174,13 +179,13 @@ pub(super) async fn act(State(console): State<Arc<Console>>, request: Request) -
 /// Performs the action, and adds it to the events. Returns a description.
 pub(super) async fn perform(
     console: &Console,
-    asked: &Asked,
+    requested: &ActionRequest,
     request: &Parts,
 ) -> Result<String, Refusal> {
-    let is_known = asked.check(console).await?;
+    let is_known = requested.check(console).await?;
     let address = request.extensions.get::<Peer>().map(|peer| peer.address.ip().to_string());
     let by = format!("console, from {}", address.as_deref().unwrap_or("unknown"));
-    let (name, action) = (&asked.name, &asked.action);
+    let (name, action) = (&requested.name, &requested.action);
     action.perform_in(&console.store, name, &by).await?;
     let mut what = action.done();
     if !is_known {

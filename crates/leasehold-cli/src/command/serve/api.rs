@@ -9,9 +9,9 @@ use axum::response::Response;
 use leasehold::SemaphoreStats;
 use serde_json::{Value, json};
 
-use super::actions::{Asked, check_caller, perform};
+use super::actions::{ActionRequest, check_caller, perform};
 use super::clients::{client_json, clients as clients_of};
-use super::console::{Console, Rendering, State as Current};
+use super::console::{Console, ConsoleState, Rendering};
 use super::details::{Details, SHOWN};
 use super::pages::{caller, missing};
 use super::reply::{self, Refusal};
@@ -21,9 +21,9 @@ use crate::command::show::member_json;
 use crate::monitor::{Event, Sample, Snapshot};
 use crate::output::{seconds, timestamp};
 
-type Shared = State<Arc<Console>>;
+type ConsoleArg = State<Arc<Console>>;
 
-pub(super) async fn overview(State(console): Shared, request: Parts) -> Response {
+pub(super) async fn overview(State(console): ConsoleArg, request: Parts) -> Response {
     answer(&console, &request, &[], async {
         let (state, version) = (console.state(), console.version());
         let latest = state.monitor.latest();
@@ -50,7 +50,7 @@ pub(super) async fn overview(State(console): Shared, request: Parts) -> Response
     .await
 }
 
-pub(super) async fn semaphores(State(console): Shared, request: Parts) -> Response {
+pub(super) async fn semaphores(State(console): ConsoleArg, request: Parts) -> Response {
     // Some names, such as `..`, cannot be a part of a path.
     if let Some(name) = Fields::of_query(&request.uri).get("name") {
         return one(&console, &request, name).await;
@@ -61,7 +61,7 @@ pub(super) async fn semaphores(State(console): Shared, request: Parts) -> Respon
     .await
 }
 
-pub(super) async fn semaphore(State(console): Shared, request: Parts) -> Response {
+pub(super) async fn semaphore(State(console): ConsoleArg, request: Parts) -> Response {
     let name = request.uri.path().trim_start_matches("/api/semaphores/");
     match percent_encoding::percent_decode_str(name).decode_utf8() {
         Ok(name) => one(&console, &request, &name).await,
@@ -91,7 +91,7 @@ fn queue_unreadable(problem: &str) -> Refusal {
     Refusal::new(StatusCode::SERVICE_UNAVAILABLE, sentence)
 }
 
-pub(super) async fn locks(State(console): Shared, request: Parts) -> Response {
+pub(super) async fn locks(State(console): ConsoleArg, request: Parts) -> Response {
     of_snapshot(&console, &request, |latest| {
         let one = |lock| {
             let mut value = lock_json(lock);
@@ -105,7 +105,7 @@ pub(super) async fn locks(State(console): Shared, request: Parts) -> Response {
     .await
 }
 
-pub(super) async fn pools(State(console): Shared, request: Parts) -> Response {
+pub(super) async fn pools(State(console): ConsoleArg, request: Parts) -> Response {
     of_snapshot(
         &console,
         &request,
@@ -114,7 +114,7 @@ pub(super) async fn pools(State(console): Shared, request: Parts) -> Response {
     .await
 }
 
-pub(super) async fn clients(State(console): Shared, request: Parts) -> Response {
+pub(super) async fn clients(State(console): ConsoleArg, request: Parts) -> Response {
     answer(&console, &request, &[], async {
         let queues = Details::queues(&console).await;
         let queues = queues.as_ref().as_ref().map_err(|problem| queue_unreadable(problem))?;
@@ -125,7 +125,7 @@ pub(super) async fn clients(State(console): Shared, request: Parts) -> Response 
     .await
 }
 
-pub(super) async fn events(State(console): Shared, request: Parts) -> Response {
+pub(super) async fn events(State(console): ConsoleArg, request: Parts) -> Response {
     let after = Fields::of_query(&request.uri).number("after");
     answer(&console, &request, &["after"], async {
         let state = console.state();
@@ -147,7 +147,7 @@ fn event_json(event: &Event) -> Value {
     })
 }
 
-pub(super) async fn history(State(console): Shared, request: Parts) -> Response {
+pub(super) async fn history(State(console): ConsoleArg, request: Parts) -> Response {
     let fields = Fields::of_query(&request.uri);
     answer(&console, &request, &["name"], async {
         let (state, name) = (console.state(), fields.get("name"));
@@ -171,7 +171,7 @@ pub(super) async fn history(State(console): Shared, request: Parts) -> Response 
     .await
 }
 
-pub(super) async fn act(State(console): Shared, request: Request) -> Response {
+pub(super) async fn act(State(console): ConsoleArg, request: Request) -> Response {
     let (request, body) = request.into_parts();
     let done = async {
         check_caller(&console, caller(&request))?;
@@ -181,10 +181,10 @@ pub(super) async fn act(State(console): Shared, request: Request) -> Response {
             let sentence = "The body is not a JSON object of texts and numbers.";
             Refusal::new(StatusCode::BAD_REQUEST, sentence)
         })?;
-        let asked = Asked::parse(&fields)?;
-        let what = perform(&console, &asked, &request).await?;
-        let effect = asked.action.effect(&asked.name);
-        Ok(json!({ "name": asked.name, "done": what, "effect": effect }))
+        let requested = ActionRequest::parse(&fields)?;
+        let what = perform(&console, &requested, &request).await?;
+        let effect = requested.action.effect(&requested.name);
+        Ok(json!({ "name": requested.name, "done": what, "effect": effect }))
     };
     match done.await {
         Ok(value) => reply::json_value(StatusCode::OK, &value),
@@ -204,7 +204,7 @@ async fn of_snapshot(
     .await
 }
 
-fn snapshot(state: &Current) -> Result<&Snapshot, Refusal> {
+fn snapshot(state: &ConsoleState) -> Result<&Snapshot, Refusal> {
     state.monitor.latest().ok_or_else(|| {
         let sentence = "The store has not been read yet.";
         Refusal::new(StatusCode::SERVICE_UNAVAILABLE, sentence)

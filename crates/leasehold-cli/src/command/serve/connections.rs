@@ -43,14 +43,14 @@ const FULL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 2\r\nConn
 /// The open connections.
 #[derive(Debug, Default)]
 pub(super) struct Connections {
-    open: Mutex<HashMap<u64, Place>>,
+    open: Mutex<HashMap<u64, OpenConnection>>,
     /// Requests that are being answered.
     answering: AtomicUsize,
     answered: Notify,
 }
 
 #[derive(Debug)]
-struct Place {
+struct OpenConnection {
     task: AbortHandle,
     /// When it was opened, or last made a request.
     active: Instant,
@@ -74,7 +74,7 @@ impl Connections {
         }
     }
 
-    fn open(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Place>> {
+    fn open(&self) -> std::sync::MutexGuard<'_, HashMap<u64, OpenConnection>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -114,16 +114,16 @@ impl Peer {
 }
 
 /// Counts a request while it is being answered.
-struct Answering(Arc<Connections>);
+struct RequestCount(Arc<Connections>);
 
-impl Answering {
+impl RequestCount {
     fn new(connections: Arc<Connections>) -> Self {
         connections.answering.fetch_add(1, Ordering::AcqRel);
         Self(connections)
     }
 }
 
-impl Drop for Answering {
+impl Drop for RequestCount {
     fn drop(&mut self) {
         self.0.answering.fetch_sub(1, Ordering::AcqRel);
         self.0.answered.notify_waiters();
@@ -152,22 +152,23 @@ pub(super) async fn accept(
         let peer = Peer { address, number, connections: connections.clone() };
         // The task cannot end before it is in the map: both run on this thread, and there is no await in between.
         let task = tokio::spawn(serve(stream, router.clone(), peer));
-        let place = Place { task: task.abort_handle(), active: Instant::now(), busy: false };
+        let place =
+            OpenConnection { task: task.abort_handle(), active: Instant::now(), busy: false };
         connections.open().insert(number, place);
     }
 }
 
 /// Removes a connection when its task ends or is aborted.
-struct Leave(Peer);
+struct RemoveOnDrop(Peer);
 
-impl Drop for Leave {
+impl Drop for RemoveOnDrop {
     fn drop(&mut self) {
         self.0.connections.open().remove(&self.0.number);
     }
 }
 
 async fn serve(stream: TcpStream, router: Router, peer: Peer) {
-    let _leave = Leave(peer.clone());
+    let _leave = RemoveOnDrop(peer.clone());
     let _ = stream.set_nodelay(true);
     let mut stream = TimeoutStream::new(stream);
     stream.set_write_timeout(Some(WRITE));
@@ -179,7 +180,7 @@ async fn serve(stream: TcpStream, router: Router, peer: Peer) {
             peer.connections.set_busy(peer.number, true);
             // The answer to HEAD has no body, and ends at once.
             let has_body = request.method() != Method::HEAD;
-            let _answering = Answering::new(peer.connections.clone());
+            let _answering = RequestCount::new(peer.connections.clone());
             let mut request = request.map(Body::new);
             request.extensions_mut().insert(peer.clone());
             let response = router.call(request).await;

@@ -37,20 +37,20 @@ pub(super) struct Console {
     pub(super) place: String,
     pub(super) access: Access,
     pub(super) details: Details,
-    state: Mutex<State>,
+    state: Mutex<ConsoleState>,
     /// The version, which grows with every change of the data.
     version: watch::Sender<u64>,
     closing: watch::Sender<bool>,
     streams: AtomicUsize,
     /// Notified when the first client connects.
-    looked: Notify,
+    view_opened: Notify,
     /// Notified after an action, so that the store is read again.
     acted: Notify,
 }
 
 /// The changing state. It is locked only briefly, never across an await.
 #[derive(Default)]
-pub(super) struct State {
+pub(super) struct ConsoleState {
     pub(super) monitor: Monitor,
     /// Permits granted since the start, as far as polls have seen them, by semaphore.
     pub(super) grants: HashMap<String, u64>,
@@ -65,7 +65,7 @@ pub(super) struct State {
     /// Semaphores that are being drained, and the operators who drain them.
     draining: HashMap<String, String>,
     rendered: Rendered,
-    asked: Option<Instant>,
+    requested_at: Option<Instant>,
 }
 
 /// Answers made from one version of the monitor.
@@ -73,7 +73,7 @@ pub(super) struct State {
 struct Rendered {
     version: u64,
     bytes: usize,
-    kept: HashMap<String, Arc<Rendering>>,
+    by_key: HashMap<String, Arc<Rendering>>,
 }
 
 /// A part of a page, or an answer of the API.
@@ -95,12 +95,12 @@ impl Console {
             version: watch::Sender::new(0),
             closing: watch::Sender::new(false),
             streams: AtomicUsize::new(0),
-            looked: Notify::new(),
+            view_opened: Notify::new(),
             acted: Notify::new(),
         }
     }
 
-    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, ConsoleState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -162,10 +162,10 @@ impl Console {
     pub(super) async fn is_asked(&self) {
         let polls = {
             let mut state = self.state();
-            state.asked = Some(Instant::now());
+            state.requested_at = Some(Instant::now());
             state.is_old().then_some(state.polls)
         };
-        self.looked.notify_one();
+        self.view_opened.notify_one();
         if let Some(polls) = polls {
             self.next_poll(polls).await;
         }
@@ -181,12 +181,15 @@ impl Console {
 
     /// Whether a page is open, or data was requested recently.
     pub(super) fn is_watched(&self) -> bool {
-        let asked = self.state().asked.is_some_and(|asked| asked.elapsed() < ATTENTION);
-        asked || self.streams.load(Ordering::Acquire) > 0
+        let requested_at = self
+            .state()
+            .requested_at
+            .is_some_and(|requested_at| requested_at.elapsed() < ATTENTION);
+        requested_at || self.streams.load(Ordering::Acquire) > 0
     }
 
-    pub(super) async fn looked(&self) {
-        self.looked.notified().await;
+    pub(super) async fn view_opened(&self) {
+        self.view_opened.notified().await;
     }
 
     pub(super) async fn acted(&self) {
@@ -216,7 +219,7 @@ impl Console {
     }
 }
 
-impl State {
+impl ConsoleState {
     /// Whether the next poll would have been due by now if somebody had watched.
     fn is_old(&self) -> bool {
         let due = self.rest + self.took + SLACK;
@@ -256,16 +259,16 @@ impl State {
 
 impl Rendered {
     fn get(&self, version: u64, key: &str) -> Option<Arc<Rendering>> {
-        self.kept.get(key).filter(|_| self.version == version).cloned()
+        self.by_key.get(key).filter(|_| self.version == version).cloned()
     }
 
     fn keep(&mut self, version: u64, key: &str, made: &Arc<Rendering>) {
         let bytes = self.bytes + made.body.len();
-        if self.version != version || self.kept.len() >= MOST_RENDERED || bytes > MOST_BYTES {
+        if self.version != version || self.by_key.len() >= MOST_RENDERED || bytes > MOST_BYTES {
             *self = Self { version, ..Self::default() };
         }
         self.bytes += made.body.len();
-        self.kept.insert(key.to_owned(), made.clone());
+        self.by_key.insert(key.to_owned(), made.clone());
     }
 }
 

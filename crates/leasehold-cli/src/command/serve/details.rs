@@ -29,14 +29,14 @@ pub(super) type Detail = Result<SemaphoreStats, String>;
 pub(super) type Queues = Result<Vec<SemaphoreStats>, String>;
 
 pub(super) struct Details {
-    read: Mutex<Read>,
+    read: Mutex<DetailCache>,
     at_once: Semaphore,
 }
 
 #[derive(Default)]
-struct Read {
+struct DetailCache {
     version: u64,
-    kept: HashMap<String, Arc<OnceCell<Arc<Detail>>>>,
+    by_name: HashMap<String, Arc<OnceCell<Arc<Detail>>>>,
     queues: Arc<OnceCell<Arc<Queues>>>,
     /// The time spent on reading since the last poll.
     spent: Duration,
@@ -49,7 +49,7 @@ impl Default for Details {
 }
 
 impl Details {
-    fn read(&self) -> std::sync::MutexGuard<'_, Read> {
+    fn read(&self) -> std::sync::MutexGuard<'_, DetailCache> {
         self.read.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -60,12 +60,12 @@ impl Details {
 
     /// Returns the semaphore with its waiters, or `None` if there is no such semaphore.
     pub(super) async fn of(console: &Console, name: &str) -> Option<Arc<Detail>> {
-        let known = {
+        let polled = {
             let state = console.state();
             state.monitor.latest().and_then(|latest| latest.semaphore(name)).cloned()
         };
         // Without a queue there is nothing more to read. A name that is not in the snapshot may be newer.
-        if let Some(one) = known
+        if let Some(one) = polled
             && one.waiting() == 0
         {
             return Some(Arc::new(Ok(one)));
@@ -74,10 +74,10 @@ impl Details {
         let cell = {
             let mut read = details.read();
             read.of_version(console.version());
-            if read.kept.len() >= KEPT {
-                read.kept.clear();
+            if read.by_name.len() >= KEPT {
+                read.by_name.clear();
             }
-            read.kept.entry(name.to_owned()).or_default().clone()
+            read.by_name.entry(name.to_owned()).or_default().clone()
         };
         // That there is no such semaphore is not cached, because it may be used at any moment.
         let fetch = async || details.fetch(console, name).await.ok_or(());
@@ -125,11 +125,11 @@ impl Details {
     }
 }
 
-impl Read {
+impl DetailCache {
     /// Drops what was read for an earlier version.
     fn of_version(&mut self, version: u64) {
         if self.version != version {
-            (self.version, self.kept, self.queues) = (version, HashMap::new(), Arc::default());
+            (self.version, self.by_name, self.queues) = (version, HashMap::new(), Arc::default());
         }
     }
 }

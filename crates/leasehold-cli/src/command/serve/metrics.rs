@@ -11,7 +11,7 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use leasehold::SemaphoreStats;
 
-use super::console::{Console, Rendering, State as Current};
+use super::console::{Console, ConsoleState, Rendering};
 use super::reply;
 
 const KIND: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -54,9 +54,9 @@ pub(super) async fn health(State(console): State<Arc<Console>>) -> Response {
 }
 
 /// The text, one family after the other.
-struct Text(String);
+struct Exposition(String);
 
-impl Text {
+impl Exposition {
     fn family(&mut self, name: &str, kind: &str, help: &str) {
         let _ = writeln!(self.0, "# HELP leasehold_store_{name} {help}");
         let _ = writeln!(self.0, "# TYPE leasehold_store_{name} {kind}");
@@ -93,8 +93,8 @@ impl Text {
     }
 }
 
-fn text(state: &Current) -> String {
-    let mut text = Text(String::new());
+fn text(state: &ConsoleState) -> String {
+    let mut text = Exposition(String::new());
     let monitor = &state.monitor;
     let up = u8::from(monitor.outage().is_none() && monitor.latest().is_some());
     text.single("up", "gauge", "Whether the last poll could read the store.", up);
@@ -133,7 +133,7 @@ fn text(state: &Current) -> String {
     text.0
 }
 
-fn semaphores(text: &mut Text, all: &[SemaphoreStats]) {
+fn semaphores(text: &mut Exposition, all: &[SemaphoreStats]) {
     let limited = |one: &SemaphoreStats| (1..u32::MAX).contains(&one.capacity());
     text.semaphores(
         all,

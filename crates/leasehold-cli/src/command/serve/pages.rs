@@ -258,8 +258,8 @@ struct Pages<'a, T> {
 
 fn pages<'a, T>(all: &'a [T], view: &View, path: &str) -> Pages<'a, T> {
     let last = all.len().saturating_sub(1) / ROWS + 1;
-    let asked = view.fields.number("page").and_then(|page| usize::try_from(page).ok());
-    let page = asked.unwrap_or(1).clamp(1, last);
+    let requested = view.fields.number("page").and_then(|page| usize::try_from(page).ok());
+    let page = requested.unwrap_or(1).clamp(1, last);
     let (from, to) = ((page - 1) * ROWS, (page * ROWS).min(all.len()));
     let find = view.fields.get("find").map(|find| format!("&find={}", encoded(find)));
     let find = find.unwrap_or_default();
@@ -298,7 +298,7 @@ fn about_actions(view: &View) -> Markup {
 }
 
 /// Says that the store denies access to this list, if it does.
-fn about_hidden(state: &super::console::State, what: &str) -> Markup {
+fn about_hidden(state: &super::console::ConsoleState, what: &str) -> Markup {
     let hidden = state.monitor.latest().is_some_and(|latest| latest.hidden.contains(&what));
     html! {
         @if hidden {

@@ -31,6 +31,6 @@ async fn pause(console: &Console, rest: Duration) {
     tokio::time::sleep(rest).await;
     if !console.is_watched() {
         let longer = UNWATCHED.saturating_sub(rest);
-        let _ = tokio::time::timeout(longer, console.looked()).await;
+        let _ = tokio::time::timeout(longer, console.view_opened()).await;
     }
 }

@@ -28,14 +28,14 @@ const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
 
 /// The settings for drawing.
 #[derive(Debug)]
-pub(super) struct Look {
+pub(super) struct Appearance {
     pub(super) charset: Charset,
     pub(super) colour: bool,
     /// The URL of the store without secrets.
     pub(super) place: String,
 }
 
-impl Look {
+impl Appearance {
     /// Returns a colour if colours are on. A colour never adds information that is not in the text.
     fn colour(&self, colour: Color) -> Style {
         if self.colour { Style::new().fg(colour) } else { Style::new() }
@@ -46,37 +46,37 @@ impl Look {
     }
 }
 
-pub(super) fn draw(frame: &mut Frame<'_>, view: &mut View, look: &Look) {
+pub(super) fn draw(frame: &mut Frame<'_>, view: &mut View, appearance: &Appearance) {
     let area = frame.area();
     if area.width < LEAST_WIDTH || area.height < LEAST_HEIGHT {
         let text = format!("terminal too small: {LEAST_WIDTH}x{LEAST_HEIGHT} at least");
-        return put(frame, area, 0, Line::raw(look.charset.cut(&text, area.width.into())));
+        return put(frame, area, 0, Line::raw(appearance.charset.cut(&text, area.width.into())));
     }
-    let header = if view.only.is_some() { 1 } else { draw_header(frame, view, look, area) };
+    let header = if view.only.is_some() { 1 } else { draw_header(frame, view, appearance, area) };
     if let Some(notice) = notice(view) {
-        let text = look.charset.cut(&look.clean(&notice), area.width.into());
-        let style = BOLD.patch(look.colour(Color::Red));
+        let text = appearance.charset.cut(&appearance.clean(&notice), area.width.into());
+        let style = BOLD.patch(appearance.colour(Color::Red));
         put(frame, area, header - 1, Line::styled(text, style));
     }
     let body = Rect { y: header, height: area.height - header - 2, ..area };
     if view.open.is_some() {
-        opened::draw(frame, view, look, body);
+        opened::draw(frame, view, appearance, body);
     } else {
-        lists::draw(frame, view, look, body);
+        lists::draw(frame, view, appearance, body);
     }
-    draw_status(frame, view, look, area);
+    draw_status(frame, view, appearance, area);
     if let Some(dialog) = &view.dialog {
-        dialogs::draw(frame, dialog, look, area);
+        dialogs::draw(frame, dialog, appearance, area);
     }
 }
 
 /// Returns the number of lines. The last one is free for a notice.
-fn draw_header(frame: &mut Frame<'_>, view: &View, look: &Look, area: Rect) -> u16 {
+fn draw_header(frame: &mut Frame<'_>, view: &View, appearance: &Appearance, area: Rect) -> u16 {
     let width = usize::from(area.width);
     let clock = utc(SystemTime::now());
     let title = "leasehold top";
     let room = width.saturating_sub(title.len() + clock.len() + 4);
-    let store = look.charset.cut(&look.clean(&look.place), room);
+    let store = appearance.charset.cut(&appearance.clean(&appearance.place), room);
     let space = " ".repeat(room - store.width() + 2);
     let first =
         vec![Span::styled(title, BOLD), Span::raw(format!("  {store}{space}")), Span::raw(clock)];
@@ -91,20 +91,20 @@ fn draw_header(frame: &mut Frame<'_>, view: &View, look: &Look, area: Rect) -> u
     let left = width.saturating_sub(sums.width() + "  waiting   grants ".len());
     let each = (left / 2).min(40);
     if each >= 8 {
-        let style = look.colour(Color::Cyan);
+        let style = appearance.colour(Color::Cyan);
         let waiting = total.recent().map(|sample| sample.waiting);
         let grants = total.recent().map(|sample| sample.grants);
         spans.push(Span::raw("  waiting "));
-        spans.push(Span::styled(look.charset.sparkline(waiting, each), style));
+        spans.push(Span::styled(appearance.charset.sparkline(waiting, each), style));
         spans.push(Span::raw("  grants "));
-        spans.push(Span::styled(look.charset.sparkline(grants, each), style));
+        spans.push(Span::styled(appearance.charset.sparkline(grants, each), style));
     }
     put(frame, area, 1, Line::from(spans));
-    put(frame, area, 2, tabs(view, look, width));
+    put(frame, area, 2, tabs(view, appearance, width));
     4
 }
 
-fn tabs(view: &View, look: &Look, width: usize) -> Line<'static> {
+fn tabs(view: &View, appearance: &Appearance, width: usize) -> Line<'static> {
     let mut spans = Vec::new();
     for (kind, title) in
         [(Kind::Semaphore, "Semaphores"), (Kind::Lock, "Locks"), (Kind::Pool, "Pools")]
@@ -122,9 +122,9 @@ fn tabs(view: &View, look: &Look, width: usize) -> Line<'static> {
     let mut rest = format!("  sort: {}", view.sort().as_str());
     if view.enters_filter || !view.filter.is_empty() {
         let cursor = if view.enters_filter { "_" } else { "" };
-        rest = format!("  filter: {}{cursor}{rest}", look.clean(&view.filter));
+        rest = format!("  filter: {}{cursor}{rest}", appearance.clean(&view.filter));
     }
-    spans.push(Span::raw(look.charset.cut(&rest, width.saturating_sub(used))));
+    spans.push(Span::raw(appearance.charset.cut(&rest, width.saturating_sub(used))));
     Line::from(spans)
 }
 
@@ -148,12 +148,12 @@ fn notice(view: &View) -> Option<String> {
     (age > FRESH).then(|| format!("read {} ago: the store takes long to answer", ago(age)))
 }
 
-fn draw_status(frame: &mut Frame<'_>, view: &View, look: &Look, area: Rect) {
+fn draw_status(frame: &mut Frame<'_>, view: &View, appearance: &Appearance, area: Rect) {
     let width = usize::from(area.width);
     if let Some(status) = &view.status {
-        let text = look.charset.cut(&look.clean(&status.text), width);
+        let text = appearance.charset.cut(&appearance.clean(&status.text), width);
         let colour = if status.failed { Color::Red } else { Color::Green };
-        let style = BOLD.patch(look.colour(colour));
+        let style = BOLD.patch(appearance.colour(colour));
         put(frame, area, area.height - 2, Line::styled(text, style));
     }
     let keys = match (&view.only, &view.open) {
@@ -172,20 +172,26 @@ fn draw_status(frame: &mut Frame<'_>, view: &View, look: &Look, area: Rect) {
             "Esc back  x release  p pause  r resume  l limit  d drain  ? help  q quit"
         }
     };
-    let text = look.charset.cut(keys, width);
-    put(frame, area, area.height - 1, Line::styled(text, look.colour(Color::Cyan)));
+    let text = appearance.charset.cut(keys, width);
+    put(frame, area, area.height - 1, Line::styled(text, appearance.colour(Color::Cyan)));
 }
 
 /// Draws a grid with its titles, and marks the selected row.
-fn draw_grid(frame: &mut Frame<'_>, look: &Look, area: Rect, grid: &Grid, selected: Option<usize>) {
+fn draw_grid(
+    frame: &mut Frame<'_>,
+    appearance: &Appearance,
+    area: Rect,
+    grid: &Grid,
+    selected: Option<usize>,
+) {
     let widths = grid.widths(usize::from(area.width).saturating_sub(2));
-    let titles = format!("  {}", grid.titles(&widths, look.charset));
+    let titles = format!("  {}", grid.titles(&widths, appearance.charset));
     put(frame, area, 0, Line::styled(titles, BOLD));
     for (at, row) in grid.rows.iter().enumerate() {
         let Ok(y) = u16::try_from(at + 1) else { return };
         let is_selected = selected == Some(at);
         let mut spans = vec![Span::raw(if is_selected { "> " } else { "  " })];
-        spans.extend(grid.spans(row, &widths, look.charset));
+        spans.extend(grid.spans(row, &widths, appearance.charset));
         let line = Line::from(spans);
         put(frame, area, y, if is_selected { reversed(line) } else { line });
     }

@@ -14,7 +14,7 @@ const GAP: usize = 2;
 const NARROW: usize = 16;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Need {
+pub(super) enum Fit {
     /// Cut if it does not fit.
     Elastic,
     /// Left out if it does not fit, the highest first.
@@ -24,7 +24,7 @@ pub(super) enum Need {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Column {
     pub(super) title: &'static str,
-    pub(super) need: Need,
+    pub(super) need: Fit,
     /// Numbers are aligned to the right.
     pub(super) right: bool,
     pub(super) style: Style,
@@ -33,12 +33,12 @@ pub(super) struct Column {
 }
 
 impl Column {
-    pub(super) const fn text(title: &'static str, need: Need) -> Self {
+    pub(super) const fn text(title: &'static str, need: Fit) -> Self {
         Self { title, need, right: false, style: Style::new(), least: 0 }
     }
 
     pub(super) const fn number(title: &'static str, rank: u8, least: usize) -> Self {
-        Self { title, need: Need::Rank(rank), right: true, style: Style::new(), least }
+        Self { title, need: Fit::Rank(rank), right: true, style: Style::new(), least }
     }
 
     pub(super) const fn styled(self, style: Style) -> Self {
@@ -62,15 +62,15 @@ impl Grid {
         };
         let natural: Vec<_> =
             self.columns.iter().enumerate().map(|(at, column)| natural(at, column)).collect();
-        let is_elastic = |at: &usize| self.columns[*at].need == Need::Elastic;
+        let is_elastic = |at: &usize| self.columns[*at].need == Fit::Elastic;
         let elastic: Vec<_> = (0..self.columns.len()).filter(is_elastic).collect();
         let gaps = GAP * elastic.len().saturating_sub(1);
         let least: usize = elastic.iter().map(|at| natural[*at].min(NARROW)).sum::<usize>() + gaps;
         let mut left = total.saturating_sub(least);
         let mut ranked: Vec<_> = (0..self.columns.len()).filter(|at| !is_elastic(at)).collect();
         ranked.sort_by_key(|at| match self.columns[*at].need {
-            Need::Elastic => 0,
-            Need::Rank(rank) => rank,
+            Fit::Elastic => 0,
+            Fit::Rank(rank) => rank,
         });
         let mut widths = vec![None; self.columns.len()];
         for at in ranked {
@@ -128,7 +128,7 @@ mod tests {
 
     fn grid(name: &str) -> Grid {
         let columns = vec![
-            Column::text("NAME", Need::Elastic),
+            Column::text("NAME", Fit::Elastic),
             Column::number("HELD", 0, 6),
             Column::number("WAITING", 1, 0),
             Column::number("OLDEST HOLD", 2, 0),

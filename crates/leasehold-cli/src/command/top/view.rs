@@ -33,7 +33,7 @@ pub(super) enum Effect {
 
 /// A name that was opened.
 #[derive(Debug)]
-pub(super) struct Open {
+pub(super) struct OpenName {
     pub(super) kind: Kind,
     pub(super) name: String,
     /// `None` before the first answer.
@@ -48,7 +48,7 @@ pub(super) struct Open {
     selected: Option<String>,
 }
 
-impl Open {
+impl OpenName {
     fn new(kind: Kind, name: String) -> Self {
         Self { kind, name, detail: None, read: false, problem: None, at: 0, selected: None }
     }
@@ -74,7 +74,7 @@ pub(super) struct View {
     pub(super) rows: Vec<usize>,
     pub(super) at: usize,
     selected: Option<String>,
-    pub(super) open: Option<Open>,
+    pub(super) open: Option<OpenName>,
     pub(super) dialog: Option<Dialog>,
     pub(super) status: Option<Status>,
     /// The semaphores that are being drained from here.
@@ -112,7 +112,7 @@ impl View {
     /// Creates the view of one name.
     pub(super) fn only(name: &str, kinds: Vec<Kind>) -> Self {
         let mut view = Self::new(Monitor::default());
-        view.open = kinds.first().map(|kind| Open::new(*kind, name.to_owned()));
+        view.open = kinds.first().map(|kind| OpenName::new(*kind, name.to_owned()));
         view.only = Some(kinds);
         view
     }
@@ -272,8 +272,8 @@ impl View {
                 self.arrange();
             }
             KeyCode::Char('/') if self.open.is_none() => self.enters_filter = true,
-            KeyCode::Char('x') => self.ask_release(),
-            KeyCode::Char(letter @ ('p' | 'r' | 'l' | 'd')) => self.ask(letter),
+            KeyCode::Char('x') => self.open_release_dialog(),
+            KeyCode::Char(letter @ ('p' | 'r' | 'l' | 'd')) => self.open_dialog(letter),
             _ => {}
         }
         Effect::None
@@ -305,7 +305,7 @@ impl View {
 
     fn enter(&mut self) -> Effect {
         let Some((kind, name)) = self.subject() else { return Effect::None };
-        self.open = Some(Open::new(kind, name));
+        self.open = Some(OpenName::new(kind, name));
         Effect::Fetch
     }
 
@@ -316,7 +316,7 @@ impl View {
         };
         match (&self.only, &self.open) {
             (Some(kinds), Some(open)) if kinds.len() > 1 => {
-                self.open = Some(Open::new(following(kinds, open.kind), open.name.clone()));
+                self.open = Some(OpenName::new(following(kinds, open.kind), open.name.clone()));
                 return Effect::Fetch;
             }
             (None, None) => self.switch(following(&KINDS, self.kind)),
@@ -331,7 +331,7 @@ impl View {
     }
 
     /// Opens the dialog of an action: its input, if it needs any, and its confirmation.
-    fn ask(&mut self, letter: char) {
+    fn open_dialog(&mut self, letter: char) {
         let Some((kind, name)) = self.subject() else { return };
         if kind != Kind::Semaphore {
             let text = format!("a {} cannot be paused and has no limit here", kind.as_str());
@@ -351,7 +351,7 @@ impl View {
         });
     }
 
-    fn ask_release(&mut self) {
+    fn open_release_dialog(&mut self) {
         let Some(open) = &self.open else {
             let text = "open the name with Enter, and select the holder to release".to_owned();
             self.status = Some(Status { text, failed: false });

@@ -18,7 +18,7 @@ impl Inspector {
 }
 
 #[test]
-fn pausing_asks_first_and_pauses_for_everybody() {
+fn a_pause_is_confirmed_and_holds_for_all_clients() {
     for (store, size) in Store::both().into_iter().zip([SMALL, LARGE]) {
         let inspector = Inspector::new(&store.url());
         let _held = inspector.hold("deploy");

@@ -5,7 +5,7 @@ use maud::{Markup, html};
 
 use super::{Content, View, cell, dash, number, optional, pages, semaphore_link, table, text};
 use crate::command::serve::clients::{ClientRow, clients};
-use crate::command::serve::console::State;
+use crate::command::serve::console::ConsoleState;
 use crate::command::serve::details::Queues;
 use crate::monitor::Kind;
 
@@ -13,15 +13,15 @@ const TITLES: [&str; 7] = ["Client", "Host", "Process", "Program", "Label", "Hol
 /// The number of leases, and of semaphores it waits for, that are listed for one client.
 const LISTED: usize = 20;
 
-pub(super) fn content(state: &State, queues: &Queues, view: &View) -> Content {
-    let known = queues.as_deref().unwrap_or_default();
+pub(super) fn content(state: &ConsoleState, queues: &Queues, view: &View) -> Content {
+    let semaphores = queues.as_deref().unwrap_or_default();
     let latest = state.monitor.latest();
-    let all = latest.map(|latest| clients(latest, known)).unwrap_or_default();
+    let all = latest.map(|latest| clients(latest, semaphores)).unwrap_or_default();
     let holding = all.iter().filter(|row| !row.holds.is_empty()).count();
     let waiting = all.iter().filter(|row| !row.waits.is_empty()).count();
     let waiters = latest.map_or(&[][..], |latest| &latest.semaphores);
     let waiters: usize = waiters.iter().map(SemaphoreStats::waiting).sum();
-    let listed: usize = known.iter().map(|one| one.waiters().len()).sum();
+    let listed: usize = semaphores.iter().map(|one| one.waiters().len()).sum();
     let pages = pages(&all, view, "/clients");
     let body = html! {
         h1 { "Clients" }

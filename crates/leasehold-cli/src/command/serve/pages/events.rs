@@ -3,7 +3,7 @@
 use maud::{Markup, html};
 
 use super::{Content, View, cell, clock, semaphore_link, table, text};
-use crate::command::serve::console::State;
+use crate::command::serve::console::ConsoleState;
 use crate::monitor::{Event, Kind, since};
 use crate::output::{ago, one_line};
 
@@ -25,7 +25,7 @@ const KINDS: [&str; 10] = [
     "reachable",
 ];
 
-pub(super) fn content(state: &State, view: &View) -> Content {
+pub(super) fn content(state: &ConsoleState, view: &View) -> Content {
     let (kind, name) = (view.fields.get("kind"), view.fields.get("name"));
     let name = name.map(str::to_lowercase);
     let is_filtered = kind.is_some() || name.is_some();

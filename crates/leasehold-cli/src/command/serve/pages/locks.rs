@@ -9,12 +9,12 @@ use super::{
     Content, View, about_actions, about_hidden, cell, dash, find_form, number, optional, pages,
     table, text,
 };
-use crate::command::serve::console::State;
+use crate::command::serve::console::ConsoleState;
 use crate::output::ago;
 
 const TITLES: [&str; 7] = ["Key", "Host", "Process", "Label", "Held for", "Lease left", "Fence"];
 
-pub(super) fn content(state: &State, view: &View) -> Content {
+pub(super) fn content(state: &ConsoleState, view: &View) -> Content {
     let all = state.monitor.latest().map_or(&[][..], |latest| &latest.locks);
     let find = view.fields.get("find").unwrap_or_default().to_lowercase();
     let found: Vec<_> = all.iter().filter(|one| one.key.to_lowercase().contains(&find)).collect();

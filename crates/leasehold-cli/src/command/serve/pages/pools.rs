@@ -4,14 +4,14 @@ use leasehold::{PoolMember, PoolStats};
 use maud::{Markup, html};
 
 use super::{Content, View, about_actions, about_hidden, cell, number, table, text};
-use crate::command::serve::console::State;
+use crate::command::serve::console::ConsoleState;
 use crate::output::ago;
 
 const TITLES: [&str; 4] = ["Pool", "Instance", "Silent for", "Lease left"];
 /// The number of leases that are shown.
 const SHOWN: usize = 1000;
 
-pub(super) fn content(state: &State, view: &View) -> Content {
+pub(super) fn content(state: &ConsoleState, view: &View) -> Content {
     let pools = state.monitor.latest().map_or(&[][..], |latest| &latest.pools);
     let leases: usize = pools.iter().map(|pool| pool.members.len()).sum();
     let body = html! {

@@ -7,7 +7,7 @@ use super::semaphores::badges;
 use super::{Content, View, about_actions, cell, dash, held_text, number, optional, table, text};
 use crate::command::limit::paused;
 use crate::command::serve::chart;
-use crate::command::serve::console::State;
+use crate::command::serve::console::ConsoleState;
 use crate::command::serve::details::SHOWN;
 use crate::command::serve::why::why;
 use crate::output::{ago, one_line};
@@ -27,7 +27,7 @@ const HOLDERS: [&str; 10] = [
 const WAITERS: [&str; 7] = ["Place", "Waiter", "Host", "Process", "Waited for", "Units", "Id"];
 
 pub(super) fn content(
-    state: &State,
+    state: &ConsoleState,
     view: &View,
     one: &SemaphoreStats,
     problem: Option<&str>,

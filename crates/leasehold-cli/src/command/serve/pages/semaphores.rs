@@ -8,13 +8,13 @@ use super::{
 };
 use crate::command::limit::rate;
 use crate::command::serve::chart;
-use crate::command::serve::console::State;
+use crate::command::serve::console::ConsoleState;
 use crate::command::serve::why::why;
 use crate::output::{ago, one_line};
 
 const TITLES: [&str; 6] = ["Name", "Held", "Waiting", "Oldest hold", "Oldest wait", "State"];
 
-pub(super) fn content(state: &State, view: &View) -> Content {
+pub(super) fn content(state: &ConsoleState, view: &View) -> Content {
     let all = state.monitor.latest().map_or(&[][..], |latest| &latest.semaphores);
     let find = view.fields.get("find").unwrap_or_default().to_lowercase();
     let found: Vec<_> =

@@ -5,7 +5,7 @@ use ratatui::layout::Rect;
 use ratatui::text::Line;
 use ratatui::widgets::{Block, Clear};
 
-use super::{BOLD, Look, put};
+use super::{Appearance, BOLD, put};
 use crate::action::Action;
 use crate::command::top::dialog::Dialog;
 use crate::command::top::text::wrap;
@@ -42,10 +42,10 @@ const HELP_OF_ONE: [&str; 6] = [
     "",
 ];
 
-pub(super) fn draw(frame: &mut Frame<'_>, dialog: &Dialog, look: &Look, area: Rect) {
+pub(super) fn draw(frame: &mut Frame<'_>, dialog: &Dialog, appearance: &Appearance, area: Rect) {
     let width = area.width.saturating_sub(2).min(WIDEST + 4);
     let inside = usize::from(width).saturating_sub(4);
-    let (title, text, footer) = content(dialog, look);
+    let (title, text, footer) = content(dialog, appearance);
     let text: Vec<_> = text.iter().flat_map(|line| wrap(line, inside)).collect();
     let footer = wrap(footer, inside);
     // The footer says how to answer, so it is never cut off.
@@ -64,8 +64,9 @@ pub(super) fn draw(frame: &mut Frame<'_>, dialog: &Dialog, look: &Look, area: Re
         height,
     };
     frame.render_widget(Clear, outer);
-    let title = look.charset.cut(&format!(" {title} "), inside);
-    let block = Block::bordered().border_set(look.charset.border()).title(title).title_style(BOLD);
+    let title = appearance.charset.cut(&format!(" {title} "), inside);
+    let block =
+        Block::bordered().border_set(appearance.charset.border()).title(title).title_style(BOLD);
     frame.render_widget(block, outer);
     let inner = Rect {
         x: outer.x + 2,
@@ -86,7 +87,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, dialog: &Dialog, look: &Look, area: Re
 }
 
 /// Returns the title, the text and the footer, all escaped.
-fn content(dialog: &Dialog, look: &Look) -> (String, Vec<String>, &'static str) {
+fn content(dialog: &Dialog, appearance: &Appearance) -> (String, Vec<String>, &'static str) {
     match dialog {
         Dialog::Help { only: true, .. } => (
             "leasehold show --watch".to_owned(),
@@ -100,9 +101,9 @@ fn content(dialog: &Dialog, look: &Look) -> (String, Vec<String>, &'static str) 
             let what = if *drains { "Drain" } else { "Pause" };
             let lines = vec![
                 "Reason, shown by waiting commands (may be empty):".to_owned(),
-                format!("{}_", look.clean(text)),
+                format!("{}_", appearance.clean(text)),
             ];
-            (format!("{what} {}", look.clean(name)), lines, "Enter: go on    Esc: cancel")
+            (format!("{what} {}", appearance.clean(name)), lines, "Enter: go on    Esc: cancel")
         }
         Dialog::Limit { name, text, pins, pinned, problem } => {
             let pins = if *pins { "[x]" } else { "[ ]" };
@@ -116,24 +117,24 @@ fn content(dialog: &Dialog, look: &Look) -> (String, Vec<String>, &'static str) 
             } else {
                 "Enter: go on    Esc: cancel"
             };
-            (format!("Limit of {}", look.clean(name)), lines, footer)
+            (format!("Limit of {}", appearance.clean(name)), lines, footer)
         }
         Dialog::Confirm { name, action, who } => {
-            let name = look.clean(name);
+            let name = appearance.clean(name);
             let mut lines = Vec::new();
             if let Some(who) = who {
                 let verb =
                     if matches!(action, Action::Cancel { .. }) { "cancel" } else { "release" };
-                lines.push(format!("{name}: {verb} {}.", look.clean(who)));
+                lines.push(format!("{name}: {verb} {}.", appearance.clean(who)));
             }
-            lines.push(look.clean(&action.effect(&name)));
+            lines.push(appearance.clean(&action.effect(&name)));
             if let Action::Pause { reason: Some(reason) } | Action::Drain { reason: Some(reason) } =
                 action
             {
-                lines.push(format!("Reason: {}", look.clean(reason)));
+                lines.push(format!("Reason: {}", appearance.clean(reason)));
             }
             lines.push(String::new());
-            (look.clean(&action.question(&name)), lines, "y: do it    n: cancel")
+            (appearance.clean(&action.question(&name)), lines, "y: do it    n: cancel")
         }
     }
 }

@@ -8,10 +8,10 @@ use ratatui::layout::Rect;
 use ratatui::style::Color;
 use ratatui::text::Line;
 
-use super::{BOLD, Look, draw_grid, first_row, put};
+use super::{Appearance, BOLD, draw_grid, first_row, put};
 use crate::command::limit::rate;
 use crate::command::top::detail::text;
-use crate::command::top::grid::{Column, Grid, Need};
+use crate::command::top::grid::{Column, Fit, Grid};
 use crate::command::top::list;
 use crate::command::top::view::View;
 use crate::monitor::{History, Kind, Monitor, Snapshot};
@@ -20,7 +20,7 @@ use crate::output::{ago, or_dash};
 /// From this width on, words are written out and the rate has a column.
 const WIDE: u16 = 120;
 
-pub(super) fn draw(frame: &mut Frame<'_>, view: &mut View, look: &Look, area: Rect) {
+pub(super) fn draw(frame: &mut Frame<'_>, view: &mut View, appearance: &Appearance, area: Rect) {
     let page = usize::from(area.height).saturating_sub(1);
     view.page = page;
     let from = first_row(view.at, view.rows.len(), page);
@@ -34,42 +34,42 @@ pub(super) fn draw(frame: &mut Frame<'_>, view: &mut View, look: &Look, area: Re
             Kind::Lock => "no lock is held".to_owned(),
             Kind::Pool => "no lease of a pool is held".to_owned(),
         };
-        return put(frame, area, 1, Line::raw(look.charset.cut(&text, area.width.into())));
+        return put(frame, area, 1, Line::raw(appearance.charset.cut(&text, area.width.into())));
     }
     let grid = match view.kind {
-        Kind::Semaphore => semaphores(&view.monitor, snapshot, shown, look, area.width),
-        Kind::Lock => locks(snapshot, shown, look),
-        Kind::Pool => pools(snapshot, shown, look),
+        Kind::Semaphore => semaphores(&view.monitor, snapshot, shown, appearance, area.width),
+        Kind::Lock => locks(snapshot, shown, appearance),
+        Kind::Pool => pools(snapshot, shown, appearance),
     };
-    draw_grid(frame, look, area, &grid, Some(view.at - from));
+    draw_grid(frame, appearance, area, &grid, Some(view.at - from));
 }
 
 fn semaphores(
     monitor: &Monitor,
     snapshot: &Snapshot,
     shown: &[usize],
-    look: &Look,
+    appearance: &Appearance,
     width: u16,
 ) -> Grid {
     let wide = width >= WIDE;
-    let cyan = look.colour(Color::Cyan);
+    let cyan = appearance.colour(Color::Cyan);
     let mut columns = vec![
-        Column::text("NAME", Need::Elastic).styled(BOLD),
+        Column::text("NAME", Fit::Elastic).styled(BOLD),
         Column::number("HELD", 0, 5),
         Column::number("OF", 0, 5),
         Column::number("WAITING", 0, 0),
         Column::number("OLDEST WAIT", 2, 0),
         Column::number("GRANTS/s", 3, 0),
-        Column::text("STATE", Need::Rank(1)).styled(look.colour(Color::Yellow)),
+        Column::text("STATE", Fit::Rank(1)).styled(appearance.colour(Color::Yellow)),
     ];
     let spark = usize::from(width.saturating_sub(WIDE - 16)) / 3;
     let spark = spark.min(30);
     if wide {
         columns.extend([
-            Column::text("RATE", Need::Rank(5)),
+            Column::text("RATE", Fit::Rank(5)),
             Column::number("OLDEST HOLD", 6, 0),
-            Column::text("WAITING OVER TIME", Need::Rank(4)).styled(cyan),
-            Column::text("GRANTS OVER TIME", Need::Rank(4)).styled(cyan),
+            Column::text("WAITING OVER TIME", Fit::Rank(4)).styled(cyan),
+            Column::text("GRANTS OVER TIME", Fit::Rank(4)).styled(cyan),
         ]);
     }
     let row = |at: &usize| {
@@ -77,7 +77,7 @@ fn semaphores(
         let history = monitor.history(one.name());
         let grants = history.map_or(0.0, History::grants_per_second);
         let mut row = vec![
-            look.clean(one.name()),
+            appearance.clean(one.name()),
             one.units().to_string(),
             capacity(one),
             one.waiting().to_string(),
@@ -88,8 +88,8 @@ fn semaphores(
         if wide {
             row.extend([or_dash(rate(one)), or_dash(one.oldest_hold().map(ago))]);
             let samples = || history.into_iter().flat_map(History::recent);
-            row.push(look.charset.sparkline(samples().map(|sample| sample.waiting), spark));
-            row.push(look.charset.sparkline(samples().map(|sample| sample.grants), spark));
+            row.push(appearance.charset.sparkline(samples().map(|sample| sample.waiting), spark));
+            row.push(appearance.charset.sparkline(samples().map(|sample| sample.grants), spark));
         }
         row
     };
@@ -113,11 +113,11 @@ fn state(one: &SemaphoreStats, wide: bool) -> String {
     all.into_iter().flatten().collect::<Vec<_>>().join(" ")
 }
 
-fn locks(snapshot: &Snapshot, shown: &[usize], look: &Look) -> Grid {
+fn locks(snapshot: &Snapshot, shown: &[usize], appearance: &Appearance) -> Grid {
     let columns = vec![
-        Column::text("KEY", Need::Elastic).styled(BOLD),
-        Column::text("LABEL", Need::Elastic),
-        Column::text("HOST", Need::Rank(3)),
+        Column::text("KEY", Fit::Elastic).styled(BOLD),
+        Column::text("LABEL", Fit::Elastic),
+        Column::text("HOST", Fit::Rank(3)),
         Column::number("PID", 2, 0),
         Column::number("FOR", 0, 7),
         Column::number("LEASE LEFT", 0, 7),
@@ -128,9 +128,9 @@ fn locks(snapshot: &Snapshot, shown: &[usize], look: &Look) -> Grid {
         let (held_for, ends_in) = list::spans(lock, now);
         let info = &lock.info;
         vec![
-            look.clean(&lock.key),
-            look.clean(&text(info.label.as_deref())),
-            look.clean(&text(info.host.as_deref())),
+            appearance.clean(&lock.key),
+            appearance.clean(&text(info.label.as_deref())),
+            appearance.clean(&text(info.host.as_deref())),
             or_dash(info.pid.map(|pid| pid.to_string())),
             ago(held_for),
             ago(ends_in),
@@ -140,16 +140,16 @@ fn locks(snapshot: &Snapshot, shown: &[usize], look: &Look) -> Grid {
     Grid { columns, rows: shown.iter().map(|at| row(&snapshot.locks[*at])).collect() }
 }
 
-fn pools(snapshot: &Snapshot, shown: &[usize], look: &Look) -> Grid {
+fn pools(snapshot: &Snapshot, shown: &[usize], appearance: &Appearance) -> Grid {
     let columns = vec![
-        Column::text("NAME", Need::Elastic).styled(BOLD),
+        Column::text("NAME", Fit::Elastic).styled(BOLD),
         Column::number("HELD", 0, 6),
         Column::number("LONGEST SILENCE", 1, 0),
         Column::number("LEAST LEFT", 2, 0),
     ];
     let row = |pool: &PoolStats| {
         vec![
-            look.clean(&pool.name),
+            appearance.clean(&pool.name),
             pool.members.len().to_string(),
             or_dash(list::longest_silence(pool).map(ago)),
             or_dash(pool.members.iter().filter_map(|one| one.ends_in).min().map(ago)),

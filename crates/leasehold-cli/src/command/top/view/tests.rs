@@ -112,7 +112,7 @@ fn the_selection_stays_with_its_name() {
 }
 
 #[test]
-fn an_outage_keeps_what_was_read() {
+fn an_outage_keeps_the_last_snapshot() {
     block_on(async {
         let client = Client::memory();
         let _held = hold(&client, "deploy").await;

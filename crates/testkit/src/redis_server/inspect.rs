@@ -14,7 +14,7 @@ use super::{FIXTURE, RedisServer, lock};
 use crate::wait::PATIENCE;
 
 /// Makes a query to a paused server fail the test instead of hanging it.
-const LOOK_TIMEOUT: Duration = Duration::from_secs(10);
+const QUERY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// `PEXPIRETIME` for Redis 6.2, which lacks it. A `PTTL` between two equal readings of the clock is exact.
 const EXPIRES_AT: &str = "
@@ -30,7 +30,7 @@ const EXPIRES_AT: &str = "
 #[derive(Default)]
 pub(super) struct Inspector {
     connection: Option<redis::Connection>,
-    own: BTreeMap<String, u64>,
+    calls: BTreeMap<String, u64>,
 }
 
 impl RedisServer {
@@ -56,8 +56,8 @@ impl RedisServer {
         let info =
             ConnectionAddr::Unix(self.socket()).into_connection_info().expect("a valid address");
         let connection = redis::Client::open(info.set_redis_settings(settings))
-            .and_then(|client| client.get_connection_with_timeout(LOOK_TIMEOUT))?;
-        connection.set_read_timeout(Some(LOOK_TIMEOUT))?;
+            .and_then(|client| client.get_connection_with_timeout(QUERY_TIMEOUT))?;
+        connection.set_read_timeout(Some(QUERY_TIMEOUT))?;
         Ok(connection)
     }
 
@@ -81,11 +81,11 @@ impl RedisServer {
     /// to the script's own `evalsha`. Commands refused before they ran do not count.
     #[must_use]
     pub fn commandstats(&self) -> BTreeMap<String, u64> {
-        let (info, own): (String, _) = self.look(&["INFO", "commandstats"]);
+        let (info, fixture_calls): (String, _) = self.query(&["INFO", "commandstats"]);
         info.lines()
             .filter_map(|line| line.strip_prefix("cmdstat_")?.split_once(":calls="))
             .filter_map(|(name, rest)| Some((name, rest.split(',').next()?.parse::<u64>().ok()?)))
-            .map(|(name, calls)| (name.to_owned(), calls - calls_of(&own, name)))
+            .map(|(name, calls)| (name.to_owned(), calls - calls_of(&fixture_calls, name)))
             .filter(|(_, calls)| *calls > 0)
             .collect()
     }
@@ -104,10 +104,10 @@ impl RedisServer {
     /// If the server does not report it.
     #[must_use]
     pub fn total_commands_processed(&self) -> u64 {
-        let (info, own): (String, BTreeMap<String, u64>) = self.look(&["INFO", "stats"]);
+        let (info, fixture_calls): (String, BTreeMap<String, u64>) = self.query(&["INFO", "stats"]);
         let total = info.lines().find_map(|line| line.strip_prefix("total_commands_processed:"));
         let total: u64 = total.and_then(|total| total.trim().parse().ok()).expect("a number");
-        total - own.values().sum::<u64>()
+        total - fixture_calls.values().sum::<u64>()
     }
 
     /// Returns the number of connections that are neither the fixture's nor for replication.
@@ -120,17 +120,17 @@ impl RedisServer {
     /// replication.
     #[must_use]
     pub fn client_list(&self) -> Vec<String> {
-        let (clients, _): (String, _) = self.look(&["CLIENT", "LIST"]);
+        let (clients, _): (String, _) = self.query(&["CLIENT", "LIST"]);
         let fixture = format!("user={FIXTURE}");
-        let own = |field: &str| field == fixture || field == "flags=M" || field == "flags=S";
-        let others = clients.lines().filter(|client| !client.split(' ').any(own));
+        let excluded = |field: &str| field == fixture || field == "flags=M" || field == "flags=S";
+        let others = clients.lines().filter(|client| !client.split(' ').any(excluded));
         others.map(str::to_owned).collect()
     }
 
     /// Every key that this server stores, in order.
     #[must_use]
     pub fn keys(&self) -> Vec<String> {
-        let (mut keys, _): (Vec<String>, _) = self.look(&["KEYS", "*"]);
+        let (mut keys, _): (Vec<String>, _) = self.query(&["KEYS", "*"]);
         keys.sort();
         keys
     }
@@ -138,42 +138,42 @@ impl RedisServer {
     /// The shard channels of this server that have subscribers, in order.
     #[must_use]
     pub fn shard_channels(&self) -> Vec<String> {
-        let (mut channels, _): (Vec<String>, _) = self.look(&["PUBSUB", "SHARDCHANNELS"]);
+        let (mut channels, _): (Vec<String>, _) = self.query(&["PUBSUB", "SHARDCHANNELS"]);
         channels.sort();
         channels
     }
 
     pub(super) fn ping(&self) {
-        let _: (String, _) = self.look(&["PING"]);
+        let _: (String, _) = self.query(&["PING"]);
     }
 
     /// Calls a command on the fixture's connection. The counts leave it out if it succeeds.
     pub(crate) fn call<T: FromRedisValue>(&self, command: &[&str]) -> RedisResult<T> {
-        self.try_look(command).map(|(reply, _)| reply)
+        self.try_query(command).map(|(reply, _)| reply)
     }
 
-    fn look<T: FromRedisValue>(&self, command: &[&str]) -> (T, BTreeMap<String, u64>) {
-        self.try_look(command)
+    fn query<T: FromRedisValue>(&self, command: &[&str]) -> (T, BTreeMap<String, u64>) {
+        self.try_query(command)
             .unwrap_or_else(|error| panic!("{command:?} of redis-server: {error}"))
     }
 
     /// Calls a command on the fixture's connection. With the reply it returns how often the fixture
     /// called each command *before* this call, because that is what a reply about counts contains.
-    fn try_look<T: FromRedisValue>(
+    fn try_query<T: FromRedisValue>(
         &self,
         command: &[&str],
     ) -> RedisResult<(T, BTreeMap<String, u64>)> {
         let mut inspector = lock(&self.inspector);
-        let kept = inspector.connection.take();
-        if kept.is_none() {
-            *inspector.own.entry("auth".to_owned()).or_default() += 1;
+        let connection = inspector.connection.take();
+        if connection.is_none() {
+            *inspector.calls.entry("auth".to_owned()).or_default() += 1;
         }
-        let mut connection = kept.map_or_else(|| self.try_connection(), Ok)?;
-        let before = inspector.own.clone();
+        let mut connection = connection.map_or_else(|| self.try_connection(), Ok)?;
+        let before = inspector.calls.clone();
         let reply = redis::cmd(command[0]).arg(&command[1..]).query(&mut connection);
         // Redis does not count a command that it rejects, for instance while it loads data.
         if reply.is_ok() {
-            *inspector.own.entry(counted_as(command)).or_default() += 1;
+            *inspector.calls.entry(counted_as(command)).or_default() += 1;
         }
         if connection.is_open() {
             inspector.connection = Some(connection);
@@ -206,6 +206,6 @@ fn calls_of(counts: &BTreeMap<String, u64>, name: &str) -> u64 {
 
 impl fmt::Debug for Inspector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Inspector").field("own", &self.own).finish_non_exhaustive()
+        f.debug_struct("Inspector").field("calls", &self.calls).finish_non_exhaustive()
     }
 }
