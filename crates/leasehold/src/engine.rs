@@ -11,6 +11,7 @@
 //! - [`background`]: work that outlives its caller. [`lock_waiters`]: the tasks that wait for a lock.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -78,6 +79,12 @@ const SHORTEST_ANSWER: Span = Span::from_millis(500);
 /// dropped, the names are dropped, and then the thread ends.
 pub(crate) struct Engine {
     core: Arc<Core>,
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine").field("client", &self.core.client).finish_non_exhaustive()
+    }
 }
 
 /// The state that all names, locks and pools of one client share.
