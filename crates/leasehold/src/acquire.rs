@@ -118,7 +118,6 @@ impl Acquire {
         let permit = self.await?;
         let name = permit.name().to_owned();
         let result = permit.lost().or(work(&permit)).await;
-        let result = result.map_err(|reason| permit.lost_error(reason));
         if let Err(error) = permit.release().await {
             tracing::warn!(name, %error, "the work is done, but its permit could not be released");
         }

@@ -116,7 +116,7 @@ impl Client {
 
     /// Returns a builder for a client in memory, to change its settings.
     pub fn memory_builder() -> MemoryBuilder {
-        MemoryBuilder::new()
+        MemoryBuilder { idle: None, clock: Clock::default() }
     }
 
     /// Returns the client in memory that the whole process shares. Libraries that do not know each other can share
@@ -328,10 +328,6 @@ pub struct MemoryBuilder {
 }
 
 impl MemoryBuilder {
-    fn new() -> Self {
-        Self { idle: None, clock: Clock::default() }
-    }
-
     /// Sets how long a name is kept after its last use: 60 s by default. After that it takes no memory.
     pub fn idle(mut self, idle: Duration) -> Self {
         self.idle = Some(idle);

@@ -11,6 +11,7 @@
 //! - [`watch`]: reports to metrics, observers and `tracing`. [`meters`]: the metrics.
 //! - [`background`]: work that outlives its caller. [`lock_waiters`]: the tasks that wait for a lock.
 
+use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -63,6 +64,12 @@ use timers::{Timed, Timers};
 /// dropped, the names are dropped, and then the thread ends.
 pub(crate) struct Engine {
     core: Arc<Core>,
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine").field("client", &self.core.client).finish_non_exhaustive()
+    }
 }
 
 /// The state that all names, locks and pools of one client share.

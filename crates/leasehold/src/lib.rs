@@ -50,6 +50,7 @@ mod clock;
 mod engine;
 mod error;
 mod fence;
+mod guard;
 mod id;
 mod lock;
 mod machine;
@@ -89,7 +90,7 @@ pub use client::{Client, MemoryBuilder, Outage, Stats};
 #[doc(hidden)]
 pub use client::{StoreUrl, sqlite_path};
 pub use client_core::timing::shortest_lease;
-pub use engine::watch::EventResult;
+pub use engine::watch::{EventResult, Operation as PoolOperation};
 pub use error::{Error, ErrorKind, LossReason};
 pub use fence::{Fence, FenceGate, StaleFence};
 pub use id::{AcquisitionId, ClientId, LockId};
@@ -98,7 +99,7 @@ pub use lock::{
     LockReason, LockResult, Locks, RawLockInfo,
 };
 pub use manual_clock::ManualClock;
-pub use observer::{Observer, PoolEvent, PoolOperation, SemaphoreEvent, SemaphoreOperation};
+pub use observer::{Observer, PoolEvent, SemaphoreEvent, SemaphoreOperation};
 pub use permit::{Lost, Permit};
 pub use pool::{
     AcquireStatus, Pool, PoolAnswer, PoolBuilder, PoolCount, PoolLease, Pools, ReleaseStatus,

@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use crate::clock::{Moment, Span};
 use crate::engine::driver::Driver;
-use crate::engine::lock_waiters::LockWaiters;
 use crate::engine::meters::Kind;
 use crate::engine::timers::Deadline;
-use crate::engine::watch::{Id, Watch};
+use crate::engine::watch::{Acquiring, Id, Watch};
 use crate::machine::Terms;
 use crate::machine::lock::{Holder, NotifyWhen};
 use crate::name::{Name, millis};
+use crate::semaphore::LEASE;
 use crate::{Error, LockId, Retry, process};
 
 mod guard;
@@ -29,9 +29,6 @@ pub use observer::{LockEvent, LockOperation, LockReason, LockResult};
 
 use lease::{LockLease, LockProtocol};
 use locks::key_of;
-
-/// The default lease of a lock.
-const LEASE: Duration = Duration::from_secs(30);
 
 /// The shortest pause between two attempts while the record of an expired lock is still in the store.
 const SHORTEST_PAUSE: Span = Span::from_millis(5);
@@ -103,18 +100,8 @@ impl Lock {
     /// If the future is dropped, a lock that it may have been granted is released in the background.
     pub async fn acquire(&self) -> Result<LockGuard, Error> {
         let id = LockId::random();
-        let mut watched = self.inner.watch.begin(|| Id::Lock(id), 1);
-        if let Some(watched) = &mut watched {
-            watched.waits();
-        }
-        let guard = self.inner.wait(id).await;
-        if let Some(watched) = watched {
-            match &guard {
-                Ok(guard) => guard.watch(watched),
-                Err(error) => watched.failed(error),
-            }
-        }
-        guard
+        let acquire = self.inner.wait(id);
+        self.inner.watch.acquire(|| Id::Lock(id), true, acquire, LockGuard::watch).await
     }
 
     /// Acquires the lock if it is free; returns `None` if it is held.
@@ -129,27 +116,13 @@ impl Lock {
     /// # Cancel safety
     /// If the future is dropped, a lock that it may have been granted is released in the background.
     pub async fn try_acquire(&self) -> Result<Option<LockGuard>, Error> {
-        let core = self.inner.locks.engine.core();
-        let waited_for = core.lock_waiters.any(&self.inner.key);
-        let notify = if waited_for { NotifyWhen::Always } else { NotifyWhen::Never };
-        let until = core.now() + core.settings.answer_timeout;
         let id = LockId::random();
-        let watched = self.inner.watch.begin(|| Id::Lock(id), 1);
-        let guard = match self.inner.lease(id) {
-            Ok(lease) => {
-                let attempt = lease.attempt(notify, until).await;
-                attempt.map(|granted| Some(LockGuard::new(lease, granted.ok()?)))
-            }
-            Err(error) => Err(error),
+        let end = |guard: &Option<LockGuard>, watched: Acquiring| match guard {
+            Some(guard) => guard.watch(watched),
+            None => watched.refused(),
         };
-        if let Some(watched) = watched {
-            match &guard {
-                Ok(Some(guard)) => guard.watch(watched),
-                Ok(None) => watched.refused(),
-                Err(error) => watched.failed(error),
-            }
-        }
-        guard
+        let acquire = self.inner.try_once(id);
+        self.inner.watch.acquire(|| Id::Lock(id), false, acquire, end).await
     }
 
     /// Acquires the lock and runs `work` under it. `work` stops if the lock is lost.
@@ -178,7 +151,6 @@ impl Lock {
     pub async fn with<T>(&self, work: impl AsyncFnOnce(&LockGuard) -> T) -> Result<T, Error> {
         let guard = self.acquire().await?;
         let result = guard.lost().or(work(&guard)).await;
-        let result = result.map_err(|reason| guard.lost_error(reason));
         if result.is_err() {
             // Released in the background: the store may be unreachable, and the caller must learn of the loss now.
             drop(guard);
@@ -316,11 +288,9 @@ impl LockBuilder {
         // The label is stored in each record and shown to people, so the rules for names apply to it.
         let label = self.label.map(|label| Name::new("label", &label)).transpose()?;
         let key = key_of(&self.key, &self.locks.engine)?;
-        let meters = &self.locks.engine.core().meters;
-        let meters = meters.of(Kind::Lock, self.name_in_metrics.then_some(&key));
-        let clock = self.locks.engine.core().clock.clone();
+        let core = self.locks.engine.core();
         let inner = LockSpec {
-            watch: Watch::new(Kind::Lock, key.clone(), meters, None, clock),
+            watch: Watch::new(core, Kind::Lock, &key, self.name_in_metrics, None),
             key,
             ttl: millis("lease", self.ttl)?,
             locks: self.locks,
@@ -347,6 +317,11 @@ impl fmt::Debug for LockBuilder {
 }
 
 impl LockSpec {
+    /// Notifies the observer.
+    fn report(&self, operation: LockOperation, id: LockId, result: LockResult) {
+        self.locks.report(operation, result, (Some(&self.key), Some(id)));
+    }
+
     fn terms(&self) -> Terms {
         Terms { lease: Some(Span::from_millis(self.ttl)), ttl: None }
     }
@@ -359,6 +334,14 @@ impl LockSpec {
         Ok(lease)
     }
 
+    async fn try_once(self: &Arc<Self>, id: LockId) -> Result<Option<LockGuard>, Error> {
+        let core = self.locks.engine.core();
+        let waited_for = core.lock_waiters.any(&self.key);
+        let notify = if waited_for { NotifyWhen::Always } else { NotifyWhen::Never };
+        let until = core.now() + core.settings.answer_timeout;
+        Ok(self.lease(id)?.attempt(notify, until).await?.ok())
+    }
+
     /// Repeats the attempt when the lock is released, when the holder's lease ends, and after each delay of the retry
     /// policy.
     async fn wait(self: &Arc<Self>, id: LockId) -> Result<LockGuard, Error> {
@@ -367,7 +350,7 @@ impl LockSpec {
         let limit = self.retry.limit();
         let give_up_at = started + Span::from_duration(limit);
         let lease = self.lease(id)?;
-        let waiter = core.lock_waiters.join(&self.key);
+        let mut waiter = core.lock_waiters.join(&self.key);
         let timed_out = |now: Moment| {
             let limit = limit.min(now.saturating_since(started));
             Error::TimedOut {
@@ -379,21 +362,18 @@ impl LockSpec {
             }
         };
         let (mut retried, mut again_at, mut last, mut until) = (0, None, false, give_up_at);
-        let mut wake_up = WakeUp { waiters: &core.lock_waiters, key: &self.key, used: true };
         loop {
             // The other waiters of this client need to be notified of the next release, too.
             let notify =
                 if waiter.in_company() { NotifyWhen::Always } else { NotifyWhen::IfLocked };
             // Registered before the attempt, so that a release during the attempt is not missed.
-            let woken = waiter.woken();
-            let remaining = match lease.attempt(notify, until).await? {
-                Ok(granted) => {
-                    wake_up.used = true;
-                    return Ok(LockGuard::new(lease, granted));
-                }
+            let woken = waiter.notify.notified();
+            let attempt = lease.attempt(notify, until).await?;
+            waiter.was_woken = false;
+            let remaining = match attempt {
+                Ok(guard) => return Ok(guard),
                 Err(remaining) => remaining,
             };
-            wake_up.used = true;
             core.check_open()?;
             let now = core.now();
             if last || retried >= self.retry.max_times() {
@@ -406,7 +386,7 @@ impl LockSpec {
             let over = now + remaining.max(SHORTEST_PAUSE);
             let deadline = Deadline::new(core, again.min(over).min(give_up_at));
             let woken = deadline.unless(woken).await.is_some();
-            wake_up.used = !woken;
+            waiter.was_woken = woken;
             if let Some(error) = core.stopped() {
                 return Err(error);
             }
@@ -421,22 +401,6 @@ impl LockSpec {
                 return Err(timed_out(now));
             }
             until = core.next_attempt_until(give_up_at);
-        }
-    }
-}
-
-/// A wake-up that a waiter has received. If the waiter is dropped before the store has answered its attempt, the next
-/// waiter is woken.
-struct WakeUp<'a> {
-    waiters: &'a LockWaiters,
-    key: &'a Name,
-    used: bool,
-}
-
-impl Drop for WakeUp<'_> {
-    fn drop(&mut self) {
-        if !self.used {
-            self.waiters.wake_one(self.key);
         }
     }
 }

@@ -86,29 +86,18 @@ pub const RECONNECTS: &str = "leasehold_reconnects_total";
 
 /// Describes all metrics to the recorder.
 pub(crate) fn describe() {
-    describe_counter!(ACQUIRES, Unit::Count, "Acquires that have ended, by outcome");
-    describe_histogram!(WAIT_SECONDS, Unit::Seconds, "How long a successful acquire took");
-    describe_histogram!(
-        HOLD_SECONDS,
-        Unit::Seconds,
-        "How long permits, locks and leases were held"
-    );
-    describe_counter!(LOSSES, Unit::Count, "Permits, locks and leases that were lost, by reason");
-    describe_gauge!(HELD, Unit::Count, "Permits, locks and leases that this process holds");
-    describe_gauge!(WAITING, Unit::Count, "Acquires of this process that are waiting");
+    use Unit::{Count, Seconds};
+    describe_counter!(ACQUIRES, Count, "Acquires that have ended, by outcome");
+    describe_histogram!(WAIT_SECONDS, Seconds, "How long a successful acquire took");
+    describe_histogram!(HOLD_SECONDS, Seconds, "How long permits, locks and leases were held");
+    describe_counter!(LOSSES, Count, "Permits, locks and leases that were lost, by reason");
+    describe_gauge!(HELD, Count, "Permits, locks and leases that this process holds");
+    describe_gauge!(WAITING, Count, "Acquires of this process that are waiting");
     let oldest = "How long the longest-waiting acquire of this process has waited";
-    describe_gauge!(OLDEST_WAIT_SECONDS, Unit::Seconds, oldest);
-    describe_counter!(RENEWALS, Unit::Count, "Renewals of permits, locks and leases, by outcome");
-    describe_histogram!(
-        RENEWAL_SECONDS,
-        Unit::Seconds,
-        "Time from sending a renewal to its answer"
-    );
-    describe_counter!(REQUESTS, Unit::Count, "Requests to the store");
-    describe_histogram!(
-        BATCH_SIZE,
-        Unit::Count,
-        "Number of permits, locks and leases in one request"
-    );
-    describe_counter!(RECONNECTS, Unit::Count, "Connections that replaced an earlier one");
+    describe_gauge!(OLDEST_WAIT_SECONDS, Seconds, oldest);
+    describe_counter!(RENEWALS, Count, "Renewals of permits, locks and leases, by outcome");
+    describe_histogram!(RENEWAL_SECONDS, Seconds, "Time from sending a renewal to its answer");
+    describe_counter!(REQUESTS, Count, "Requests to the store");
+    describe_histogram!(BATCH_SIZE, Count, "Number of permits, locks and leases in one request");
+    describe_counter!(RECONNECTS, Count, "Connections that replaced an earlier one");
 }

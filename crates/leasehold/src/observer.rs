@@ -99,26 +99,12 @@ pub struct SemaphoreEvent {
     pub held_for: Option<Duration>,
 }
 
-/// The operation that a [`PoolEvent`] reports.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[non_exhaustive]
-pub enum PoolOperation {
-    /// An acquire has ended, with a guard or without one.
-    Acquire,
-    /// A renewal has ended, by the guard of the lease or by [`Pool::renew`](crate::Pool::renew).
-    Renew,
-    /// A lease was released. If it has a guard, the store may not have confirmed the release yet.
-    Release,
-    /// A lease with a guard was lost.
-    Lose,
-}
-
 /// An event of one lease of a pool.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct PoolEvent {
     /// The operation.
-    pub operation: PoolOperation,
+    pub operation: Operation,
     /// The result of the operation.
     pub result: EventResult,
     /// The name of the pool, not hashed.
@@ -153,12 +139,6 @@ impl Observer<PoolEvent> {
     pub(crate) fn into_callback(self) -> Callback {
         Box::new(move |event: &ObservedEvent<'_>| {
             let ObservedEvent { operation, result, name, id, waited, held_for } = *event;
-            let operation = match operation {
-                Operation::Acquire => PoolOperation::Acquire,
-                Operation::Renew => PoolOperation::Renew,
-                Operation::Release => PoolOperation::Release,
-                Operation::Lose => PoolOperation::Lose,
-            };
             let Id::Instance(id) = id else { return };
             let (name, instance_id) = (name.to_string(), id.to_string());
             self.notify(&PoolEvent { operation, result, name, instance_id, waited, held_for });

@@ -203,7 +203,7 @@ impl Permit {
         self.ticket.as_ref().is_some_and(|ticket| ticket.check().is_err())
     }
 
-    pub(crate) fn lost_error(&self, reason: LossReason) -> Error {
+    fn lost_error(&self, reason: LossReason) -> Error {
         let name = self.semaphore.as_ref().map(|semaphore| semaphore.named.name().to_string());
         let (what, id) = ("permit", self.id.to_string());
         Error::Lost { what, name: name.unwrap_or_default(), id, reason }
@@ -262,10 +262,15 @@ impl Lost {
 
     /// Runs `work` until it finishes or the loss is reported. The loss is polled first, so that `work` is never polled
     /// after it.
-    pub(crate) async fn or<T>(self, work: impl Future<Output = T>) -> Result<T, LossReason> {
+    /// Polls for the error of a caller that finds its permit, lock or lease lost.
+    pub(crate) fn poll_error(&mut self, cx: &mut Context<'_>) -> Poll<Error> {
+        Pin::new(&mut *self).poll(cx).map(|reason| self.ticket.lost(reason))
+    }
+
+    pub(crate) async fn or<T>(self, work: impl Future<Output = T>) -> Result<T, Error> {
         let (mut lost, mut work) = (self, pin!(work));
-        poll_fn(|cx| match Pin::new(&mut lost).poll(cx) {
-            Poll::Ready(reason) => Poll::Ready(Err(reason)),
+        poll_fn(|cx| match lost.poll_error(cx) {
+            Poll::Ready(error) => Poll::Ready(Err(error)),
             Poll::Pending => work.as_mut().poll(cx).map(Ok),
         })
         .await

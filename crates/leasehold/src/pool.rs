@@ -6,17 +6,16 @@ use std::time::Duration;
 
 use crate::backend::{Answer, Part};
 use crate::callbacks::event;
-use crate::client_core::Request;
 use crate::clock::{Moment, Span};
 use crate::engine::Engine;
-use crate::engine::driver::PendingAcquire;
 use crate::engine::meters::Kind;
-use crate::engine::ticket::Ticket;
 use crate::engine::timers::Deadline;
-use crate::engine::watch::{Id, Watch};
-use crate::machine::pool::{PoolAction, PoolCommand, PoolOutcome};
-use crate::machine::{Share, Subject};
+use crate::engine::watch::{Acquiring, Id, Watch};
+use crate::guard::LeaseGuard;
+use crate::machine::Subject;
+use crate::machine::pool::{PoolAction, PoolCommand, PoolOutcome, Status};
 use crate::name::Name;
+use crate::semaphore::LEASE;
 use crate::{Error, Observer, PoolEvent, Retry};
 
 mod answer;
@@ -30,8 +29,6 @@ pub use queries::Pools;
 use answer::typed;
 use lease::PoolAcquisition;
 
-/// The default lease of an instance.
-const LEASE: Duration = Duration::from_secs(30);
 /// The shortest lease. Other programs that share a pool count in whole seconds.
 const MIN_TTL: Duration = Duration::from_secs(1);
 
@@ -106,19 +103,14 @@ impl Pool {
     /// [`release`](Self::release).
     pub async fn acquire(&self, instance_id: &str) -> Result<PoolAnswer<AcquireStatus>, Error> {
         let (instance, capacity) = (instance_of(instance_id)?, self.inner.capacity);
-        let watched = self.inner.watch.begin(|| Id::Instance(instance.clone()), 1);
-        let asked = self.inner.ask(PoolAction::Acquire { instance, capacity }).await;
-        let answer = asked.and_then(typed);
-        if let Some(watched) = watched {
-            match &answer {
-                Ok(PoolAnswer { status: AcquireStatus::Acquired, .. }) => {
-                    watched.acquired_without_guard();
-                }
-                Ok(_) => watched.refused(),
-                Err(error) => watched.failed(error),
-            }
-        }
-        answer
+        let id = instance.clone();
+        let action = PoolAction::Acquire { instance, capacity };
+        let acquire = self.inner.call(action, AcquireStatus::of);
+        let end = |answer: &PoolAnswer<AcquireStatus>, watched: Acquiring| match answer.status {
+            AcquireStatus::Acquired => watched.acquired_without_guard(),
+            AcquireStatus::CapacityFull => watched.refused(),
+        };
+        self.inner.watch.acquire(|| Id::Instance(id), false, acquire, end).await
     }
 
     /// Renews the lease of this instance.
@@ -130,13 +122,11 @@ impl Pool {
     /// If the future is dropped, the lease may or may not be renewed.
     pub async fn renew(&self, instance_id: &str) -> Result<PoolAnswer<RenewStatus>, Error> {
         let instance = instance_of(instance_id)?;
-        let (id, asked) = (instance.clone(), self.inner.engine.core().now());
-        let answer = self.inner.ask(PoolAction::Renew { instance }).await.and_then(typed);
-        let renewed = match &answer {
-            Ok(PoolAnswer { status, .. }) => Ok(*status == RenewStatus::Renewed),
-            Err(error) => Err(error.kind()),
-        };
-        self.inner.watch.renewed(|| Id::Instance(id), renewed, asked);
+        let (id, sent) = (instance.clone(), self.inner.engine.core().now());
+        let answer = self.inner.call(PoolAction::Renew { instance }, RenewStatus::of).await;
+        let renewed = answer.as_ref().map(|answer| answer.status == RenewStatus::Renewed);
+        let renewed = renewed.map_err(Error::kind);
+        self.inner.watch.renewed(|| Id::Instance(id), renewed, sent);
         answer
     }
 
@@ -152,11 +142,10 @@ impl Pool {
         let core = self.inner.engine.core();
         core.check_open()?;
         let part = self.inner.part(PoolAction::Release { instance: instance.clone() });
-        let answer = core.call_to_the_end(part).await.and_then(outcome).and_then(typed);
-        let released = match &answer {
-            Ok(PoolAnswer { status, .. }) => Ok(*status == ReleaseStatus::Released),
-            Err(error) => Err(error),
-        };
+        let answer = core.call_to_the_end(part).await.and_then(outcome_of);
+        let answer = answer.and_then(|outcome| typed(outcome, ReleaseStatus::of));
+        let released = answer.as_ref().map(|answer| answer.status == ReleaseStatus::Released);
+        let released = released.map_err(Error::kind);
         self.inner.watch.released(|| Id::Instance(instance), released);
         answer
     }
@@ -173,8 +162,9 @@ impl Pool {
     /// # Cancel safety
     /// If the future is dropped, expired leases may or may not be removed. Nothing else changes.
     pub async fn count(&self) -> Result<PoolCount, Error> {
-        let PoolOutcome { current, expired, .. } = self.inner.ask(PoolAction::Count).await?;
-        Ok(PoolCount { current_count: current, expired_count: expired })
+        let PoolAnswer { current_count, expired_count, .. } =
+            self.inner.call(PoolAction::Count, Some).await?;
+        Ok(PoolCount { current_count, expired_count })
     }
 
     /// Acquires a lease that is renewed in the background, if one is free; returns `None` if the pool is full.
@@ -186,18 +176,12 @@ impl Pool {
     /// If the future is dropped, a lease that it may have been granted is released in the background.
     pub async fn try_lease(&self, instance_id: &str) -> Result<Option<PoolLease>, Error> {
         let instance = instance_of(instance_id)?;
-        let watched = self.inner.watch.begin(|| Id::Instance(instance.clone()), 1);
-        let core = self.inner.engine.core();
-        let until = core.now() + core.settings.answer_timeout;
-        let lease = self.inner.attempt(&instance, until).await.map(Result::ok);
-        if let Some(watched) = watched {
-            match &lease {
-                Ok(Some(lease)) => lease.watch(watched.acquired(None, || {})),
-                Ok(None) => watched.refused(),
-                Err(error) => watched.failed(error),
-            }
-        }
-        lease
+        let end = |lease: &Option<PoolLease>, watched: Acquiring| match lease {
+            Some(lease) => lease.watch(watched),
+            None => watched.refused(),
+        };
+        let (id, acquire) = (|| Id::Instance(instance.clone()), self.inner.try_once(&instance));
+        self.inner.watch.acquire(id, false, acquire, end).await
     }
 
     /// Acquires a lease that is renewed in the background. While the pool is full, the call retries up to the limits of
@@ -219,18 +203,8 @@ impl Pool {
     /// If the future is dropped, a lease that it may have been granted is released in the background.
     pub async fn lease(&self, instance_id: &str) -> Result<PoolLease, Error> {
         let instance = instance_of(instance_id)?;
-        let mut watched = self.inner.watch.begin(|| Id::Instance(instance.clone()), 1);
-        if let Some(watched) = &mut watched {
-            watched.waits();
-        }
-        let lease = self.inner.wait(&instance).await;
-        if let Some(watched) = watched {
-            match &lease {
-                Ok(lease) => lease.watch(watched.acquired(None, || {})),
-                Err(error) => watched.failed(error),
-            }
-        }
-        lease
+        let (id, acquire) = (|| Id::Instance(instance.clone()), self.inner.wait(&instance));
+        self.inner.watch.acquire(id, true, acquire, PoolLease::watch).await
     }
 }
 
@@ -245,7 +219,7 @@ impl fmt::Debug for Pool {
 
 /// A builder for a [`Pool`]: see [`Client::pool`](crate::Client::pool).
 #[must_use = "the builder does nothing until `build` is called"]
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct PoolBuilder {
     engine: Arc<Engine>,
     name: String,
@@ -355,22 +329,9 @@ impl PoolBuilder {
         let ttl = Span::from_millis(crate::name::millis("lease", self.ttl)?);
         self.retry.check()?;
         let (engine, capacity, retry) = (self.engine, self.capacity, self.retry);
-        let meters = engine.core().meters.of(Kind::Pool, self.name_in_metrics.then_some(&name));
         let observer = self.observer.map(Observer::<PoolEvent>::into_callback);
-        let watch =
-            Watch::new(Kind::Pool, name.clone(), meters, observer, engine.core().clock.clone());
+        let watch = Watch::new(engine.core(), Kind::Pool, &name, self.name_in_metrics, observer);
         Ok(Pool { inner: Arc::new(PoolSpec { engine, name, capacity, ttl, retry, watch }) })
-    }
-}
-
-impl fmt::Debug for PoolBuilder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PoolBuilder")
-            .field("name", &self.name)
-            .field("capacity", &self.capacity)
-            .field("ttl", &self.ttl)
-            .field("retry", &self.retry)
-            .finish_non_exhaustive()
     }
 }
 
@@ -383,13 +344,17 @@ impl PoolSpec {
         Part::Pool(PoolCommand { pool: self.name.clone(), ttl: self.ttl, action })
     }
 
-    async fn ask(&self, action: PoolAction) -> Result<PoolOutcome, Error> {
+    async fn call<S>(
+        &self,
+        action: PoolAction,
+        status_of: impl FnOnce(Status) -> Option<S>,
+    ) -> Result<PoolAnswer<S>, Error> {
         let core = self.engine.core();
         core.check_open()?;
         let (answer, _) = core.call(self.part(action)).await?;
-        let outcome = outcome(answer)?;
+        let outcome = outcome_of(answer)?;
         event!(debug, name = self.name.as_str(), ?outcome, "pool");
-        Ok(outcome)
+        typed(outcome, status_of)
     }
 
     /// Makes one attempt. Returns a lease, or the number of leases that are held.
@@ -399,25 +364,17 @@ impl PoolSpec {
         until: Moment,
     ) -> Result<Result<PoolLease, u64>, Error> {
         let core = self.engine.core();
-        let shared = core.pool_instance(&self.name, instance, self.capacity)?;
-        let acquisition = PoolAcquisition::new(self, shared.clone(), instance.clone());
-        let (id, within) =
-            (core.next_id(), Span::from_duration(until.saturating_since(core.now())));
-        let ticket = Ticket::waiting(id, Arc::new(acquisition), Share::ONE, Some(within));
-        let request = Request {
-            terms: ticket.spec.terms(),
-            share: Share::ONE,
-            queues: false,
-            claims_first: false,
-            gives_up_at: ticket.gives_up_at,
-            label: None,
-        };
-        let pending = PendingAcquire::new(ticket.clone());
-        shared.acquire(&ticket, request)?;
-        Ok(match pending.granted().await? {
-            Some(_) => Ok(PoolLease::new(self.clone(), shared, instance.clone(), ticket)),
-            None => Err(shared.protocol.members()),
-        })
+        let instance = core.pool_instance(&self.name, instance, self.capacity)?;
+        let spec = PoolAcquisition::new(self, instance.clone());
+        let acquired = LeaseGuard::acquire(instance.clone(), Arc::new(spec), until).await?;
+        let lease = acquired.map(|(guard, _)| PoolLease::new(guard, self.clone()));
+        Ok(lease.ok_or_else(|| instance.protocol.members()))
+    }
+
+    async fn try_once(self: &Arc<Self>, instance: &Name) -> Result<Option<PoolLease>, Error> {
+        let core = self.engine.core();
+        let until = core.now() + core.settings.answer_timeout;
+        Ok(self.attempt(instance, until).await?.ok())
     }
 
     async fn wait(self: &Arc<Self>, instance: &Name) -> Result<PoolLease, Error> {
@@ -455,7 +412,7 @@ impl PoolSpec {
     }
 }
 
-fn outcome(answer: Answer) -> Result<PoolOutcome, Error> {
+fn outcome_of(answer: Answer) -> Result<PoolOutcome, Error> {
     match answer {
         Answer::Pool(outcome) => Ok(outcome),
         other => {

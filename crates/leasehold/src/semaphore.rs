@@ -18,7 +18,7 @@ use crate::name::{Name, positive};
 use crate::stats::SemaphoreStats;
 use crate::{AcquisitionId, Error, Observer, Permit, SemaphoreEvent};
 
-/// The default lease: how long a holder or waiter may be silent before it is considered dead.
+/// The default lease of permits, locks and pools: how long a holder or waiter may be silent before it is considered dead.
 pub(crate) const LEASE: Duration = Duration::from_secs(30);
 /// The shortest lease. With a shorter one, a renewal that is slightly late would lose the permit.
 const MIN_LEASE: Duration = Duration::from_millis(300);
@@ -54,6 +54,7 @@ pub struct Semaphore {
 }
 
 /// The settings of a semaphore handle, and the client that made it. Every handle, future and guard has one.
+#[derive(Debug)]
 pub(crate) struct Handle {
     pub(crate) spec: Arc<SemaphoreSpec>,
     /// Keeps the client's names and its thread alive.
@@ -263,12 +264,6 @@ impl fmt::Debug for Semaphore {
     }
 }
 
-impl fmt::Debug for Handle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.spec.fmt(f)
-    }
-}
-
 impl fmt::Debug for SemaphoreSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SemaphoreSpec").field("name", self.named.name()).finish_non_exhaustive()
@@ -277,13 +272,19 @@ impl fmt::Debug for SemaphoreSpec {
 
 /// A builder for a [`Semaphore`]: see [`Client::semaphore`](crate::Client::semaphore).
 #[must_use = "the builder does nothing until `build` is called"]
-#[derive(Clone)]
-#[allow(clippy::struct_excessive_bools)] // independent settings
+#[derive(Clone, Debug)]
 pub struct SemaphoreBuilder {
     engine: Arc<Engine>,
     name: String,
     capacity: u32,
-    declares: bool,
+    options: SemaphoreOptions,
+}
+
+/// What a builder may set.
+#[derive(Clone, Default, Debug)]
+#[allow(clippy::struct_excessive_bools)] // independent settings
+struct SemaphoreOptions {
+    unless_declared: bool,
     ttl: Option<Duration>,
     max_acquire_time: Option<Duration>,
     lease: Option<Duration>,
@@ -299,29 +300,13 @@ pub struct SemaphoreBuilder {
 
 impl SemaphoreBuilder {
     pub(crate) fn new(engine: Arc<Engine>, name: &str, capacity: u32) -> Self {
-        Self {
-            engine,
-            name: name.to_owned(),
-            capacity,
-            declares: true,
-            ttl: None,
-            max_acquire_time: None,
-            lease: None,
-            label: None,
-            numbered: false,
-            claims_first: false,
-            rate: None,
-            burst: None,
-            rate_only: false,
-            observer: None,
-            name_in_metrics: false,
-        }
+        Self { engine, name: name.to_owned(), capacity, options: SemaphoreOptions::default() }
     }
 
     /// Uses the capacity that the semaphore already has in the store. The capacity that was passed to
     /// [`Client::semaphore`](crate::Client::semaphore) applies only if the semaphore has none yet.
     pub fn unless_declared(mut self) -> Self {
-        self.declares = false;
+        self.options.unless_declared = true;
         self
     }
 
@@ -329,13 +314,13 @@ impl SemaphoreBuilder {
     /// default there is no TTL. On one host and on Redis the minimum is 100 ms, because part of the TTL passes before
     /// the client receives the grant.
     pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.ttl = Some(ttl);
+        self.options.ttl = Some(ttl);
         self
     }
 
     /// Sets the longest time that an acquire may wait. By default there is no limit.
     pub fn max_acquire_time(mut self, limit: Duration) -> Self {
-        self.max_acquire_time = Some(limit);
+        self.options.max_acquire_time = Some(limit);
         self
     }
 
@@ -346,7 +331,7 @@ impl SemaphoreBuilder {
     /// The lease has an effect only on Redis. In memory no holder can die alone, and on one host the kernel reports
     /// dead processes.
     pub fn lease(mut self, lease: Duration) -> Self {
-        self.lease = Some(lease);
+        self.options.lease = Some(lease);
         self
     }
 
@@ -357,7 +342,7 @@ impl SemaphoreBuilder {
 
     /// Sets the label that statistics show beside the holders and waiters of this semaphore.
     pub fn label(mut self, label: impl Into<String>) -> Self {
-        self.label = Some(label.into());
+        self.options.label = Some(label.into());
         self
     }
 
@@ -378,7 +363,7 @@ impl SemaphoreBuilder {
     /// # }
     /// ```
     pub fn numbered(mut self) -> Self {
-        self.numbered = true;
+        self.options.numbered = true;
         self
     }
 
@@ -401,7 +386,7 @@ impl SemaphoreBuilder {
     /// # }
     /// ```
     pub fn claim_first(mut self) -> Self {
-        self.claims_first = true;
+        self.options.claims_first = true;
         self
     }
 
@@ -437,7 +422,7 @@ impl SemaphoreBuilder {
     /// # }
     /// ```
     pub fn rate(mut self, starts: u64, period: Duration) -> Self {
-        self.rate = Some((starts, period));
+        self.options.rate = Some((starts, period));
         self
     }
 
@@ -450,20 +435,20 @@ impl SemaphoreBuilder {
     /// `starts − burst + 1` per period. With a burst of `starts`, that is one start per period: choose a burst that is
     /// small compared to `starts`.
     pub fn burst(mut self, starts: u32) -> Self {
-        self.burst = Some(starts);
+        self.options.burst = Some(starts);
         self
     }
 
     /// Refuses weights: see [`Client::rate`](crate::Client::rate).
     pub(crate) fn rate_only(mut self) -> Self {
-        self.rate_only = true;
+        self.options.rate_only = true;
         self
     }
 
     /// Notifies this observer when an acquire of this semaphore ends and when a permit is released or lost: see
     /// [`SemaphoreEvent`]. Other handles of the same name are observed only if they were built with an observer, too.
     pub fn observer(mut self, observer: Observer<SemaphoreEvent>) -> Self {
-        self.observer = Some(observer);
+        self.options.observer = Some(observer);
         self
     }
 
@@ -471,7 +456,7 @@ impl SemaphoreBuilder {
     /// together with those of the client's other semaphores, because an exporter keeps every name forever.
     #[cfg(feature = "metrics")]
     pub fn name_in_metrics(mut self) -> Self {
-        self.name_in_metrics = true;
+        self.options.name_in_metrics = true;
         self
     }
 
@@ -492,30 +477,32 @@ impl SemaphoreBuilder {
     /// - The burst is larger than the number of starts of the rate, or there is a burst but no rate.
     /// - The time in which all tokens of the burst arrive is more than 100 years.
     pub fn build(self) -> Result<Semaphore, Error> {
-        let name = Name::new("name", &self.name)?;
-        self.engine.core().check_name(Subject::Semaphore(&name))?;
-        if self.capacity == 0 {
+        let Self { engine, name, capacity, options } = self;
+        let (name, core) = (Name::new("name", &name)?, engine.core());
+        core.check_name(Subject::Semaphore(&name))?;
+        if capacity == 0 {
             return Err(Error::invalid("capacity", "it is 0; the minimum is 1"));
         }
-        let ttl = self.ttl.map(|ttl| positive("ttl", ttl)).transpose()?;
-        let needs_renewals = self.engine.core().profile().needs_renewals;
-        let is_in_process = self.engine.core().is_in_process();
-        if let Some(ttl) = self.ttl.filter(|ttl| !is_in_process && *ttl < MIN_TTL) {
+        let ttl = options.ttl.map(|ttl| positive("ttl", ttl)).transpose()?;
+        if let Some(ttl) = options.ttl.filter(|ttl| !core.is_in_process() && *ttl < MIN_TTL) {
             let problem = format!("it is {ttl:?}; the minimum on this store is {MIN_TTL:?}");
             let why = "a shorter TTL may end before the store has answered";
             return Err(Error::invalid("ttl", format!("{problem}: {why}")));
         }
-        self.max_acquire_time.map(|limit| positive("max_acquire_time", limit)).transpose()?;
-        let lease = self.lease.unwrap_or(LEASE);
+        let max_acquire_time = options.max_acquire_time;
+        max_acquire_time.map(|limit| positive("max_acquire_time", limit)).transpose()?;
+        let lease = options.lease.unwrap_or(LEASE);
         if lease < MIN_LEASE {
             let problem = format!("it is {lease:?}; the minimum is {MIN_LEASE:?}");
             return Err(Error::invalid("lease", problem));
         }
         let lease = Span::from_duration(lease);
-        let lease = needs_renewals.then(|| ttl.map_or(lease, |ttl| ttl.min(lease)));
+        let lease = ttl.map_or(lease, |ttl| ttl.min(lease));
+        let terms = Terms { lease: core.profile().needs_renewals.then_some(lease), ttl };
         // The label is stored beside each permit and shown to people, so the rules for names apply to it.
-        let label = self.label.map(|label| Name::new("label", &label)).transpose()?;
-        let rate = match (self.rate, self.burst) {
+        let label = options.label.map(|label| Name::new("label", &label)).transpose()?;
+        let label = label.map(Name::into_text);
+        let rate = match (options.rate, options.burst) {
             (Some((starts, period)), burst) => Some(Rate::new(starts, period, burst.unwrap_or(1))?),
             (None, Some(burst)) => {
                 let problem = format!("it is {burst}, but there is no rate: set a rate as well");
@@ -523,54 +510,30 @@ impl SemaphoreBuilder {
             }
             (None, None) => None,
         };
-        let core = self.engine.core();
         let named = core.named(&name)?;
         if let Some(rate) = rate {
             named.common().declare_rate(rate);
         }
-        if self.declares {
-            named.common().declare(self.capacity);
+        if options.unless_declared {
+            named.common().assume(capacity);
         } else {
-            named.common().assume(self.capacity);
+            named.common().declare(capacity);
         }
-        let terms = Terms { lease, ttl };
-        let label = label.map(Name::into_text);
-        let max_acquire_time = self.max_acquire_time;
-        let (declares, numbered, rate_only) = (self.declares, self.numbered, self.rate_only);
-        let is_plain = terms == Terms::default() && label.is_none() && !numbered;
-        let meters = core.meters.of(Kind::Semaphore, self.name_in_metrics.then_some(&name));
-        let observer = self.observer.map(Observer::<SemaphoreEvent>::into_callback);
-        let watch = Watch::new(Kind::Semaphore, name, meters, observer, core.clock.clone());
-        let spec = SemaphoreSpec {
+        let observer = options.observer.map(Observer::<SemaphoreEvent>::into_callback);
+        let watch = Watch::new(core, Kind::Semaphore, &name, options.name_in_metrics, observer);
+        let spec = Arc::new(SemaphoreSpec {
             named,
             terms,
-            declares,
+            declares: !options.unless_declared,
+            is_plain: terms == Terms::default() && label.is_none() && !options.numbered,
             label,
-            numbered,
-            claims_first: self.claims_first,
-            rate_only,
-            is_plain,
+            numbered: options.numbered,
+            claims_first: options.claims_first,
+            rate_only: options.rate_only,
             max_acquire_time,
             watch,
-        };
-        let spec = Arc::new(spec);
-        let inner = Handle { spec, engine: self.engine };
+        });
+        let inner = Handle { spec, engine };
         Ok(Semaphore { inner: Arc::new(inner) })
-    }
-}
-
-impl fmt::Debug for SemaphoreBuilder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SemaphoreBuilder")
-            .field("name", &self.name)
-            .field("capacity", &self.capacity)
-            .field("ttl", &self.ttl)
-            .field("max_acquire_time", &self.max_acquire_time)
-            .field("lease", &self.lease)
-            .field("label", &self.label)
-            .field("numbered", &self.numbered)
-            .field("rate", &self.rate)
-            .field("burst", &self.burst)
-            .finish_non_exhaustive()
     }
 }

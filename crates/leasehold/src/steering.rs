@@ -98,10 +98,7 @@ impl Semaphore {
     /// # Cancel safety
     /// If the future is dropped, the change may or may not be made.
     pub async fn set_rate(&self, starts: u64, period: Duration, burst: u32) -> Result<(), Error> {
-        let rate = Some(Rate::new(starts, period, burst)?);
-        self.steer(Steer::Rate(rate)).await?;
-        self.inner.named.common().set_acknowledged_rate(rate);
-        Ok(())
+        self.steer_rate(Some(Rate::new(starts, period, burst)?)).await
     }
 
     /// Removes the rate for all clients, until a client declares another rate.
@@ -112,9 +109,7 @@ impl Semaphore {
     /// # Cancel safety
     /// If the future is dropped, the change may or may not be made.
     pub async fn clear_rate(&self) -> Result<(), Error> {
-        self.steer(Steer::Rate(None)).await?;
-        self.inner.named.common().set_acknowledged_rate(None);
-        Ok(())
+        self.steer_rate(None).await
     }
 
     /// Stops granting permits, until [`resume`](Self::resume). Nothing happens before the returned [`Pause`] is
@@ -209,6 +204,12 @@ impl Semaphore {
     /// If the future is dropped, the semaphore may or may not be forgotten.
     pub async fn forget(&self) -> Result<(), Error> {
         self.steer(Steer::Forget).await
+    }
+
+    async fn steer_rate(&self, rate: Option<Rate>) -> Result<(), Error> {
+        self.steer(Steer::Rate(rate)).await?;
+        self.inner.named.common().set_acknowledged_rate(rate);
+        Ok(())
     }
 
     async fn steer(&self, steer: Steer) -> Result<(), Error> {

@@ -140,7 +140,7 @@ impl<S, F, R: Clone> Layer<S> for LimitLayer<F, R> {
     type Service = Limited<S, F, R>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        Limited { inner, limit: self.limit.clone(), refuse: self.refuse.clone() }
+        Limited { inner, layer: self.clone() }
     }
 }
 
@@ -192,14 +192,12 @@ impl<S, F, R: Clone> Layer<S> for LimitLayer<F, R> {
 /// ```
 pub struct Limited<S, F, R = Fail> {
     inner: S,
-    limit: Arc<F>,
-    refuse: R,
+    layer: LimitLayer<F, R>,
 }
 
 impl<S: Clone, F, R: Clone> Clone for Limited<S, F, R> {
     fn clone(&self) -> Self {
-        let Self { inner, limit, refuse } = self;
-        Self { inner: inner.clone(), limit: limit.clone(), refuse: refuse.clone() }
+        Self { inner: self.inner.clone(), layer: self.layer.clone() }
     }
 }
 
@@ -228,11 +226,11 @@ where
     /// Dropping the future drops the inner service's future. This also cancels the wait, or releases the permit in the
     /// background.
     fn call(&mut self, request: Request) -> Self::Future {
-        let limit = (self.limit)(&request).map(L::into);
+        let limit = (self.layer.limit)(&request).map(L::into);
         // The future takes the service that is ready. The clone has to become ready first.
         let clone = self.inner.clone();
         let ready = std::mem::replace(&mut self.inner, clone);
-        ResponseFuture::new(limit, ready, request, self.refuse.clone())
+        ResponseFuture::new(limit, ready, request, self.layer.refuse.clone())
     }
 }
 

@@ -14,7 +14,7 @@ const LIMIT: usize = 100;
 
 /// A query for statistics: see [`Client::stats`](crate::Client::stats).
 #[must_use = "the query is not sent until `fetch` is awaited"]
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Stats {
     engine: Arc<Engine>,
     query: Query,
@@ -100,12 +100,6 @@ impl Stats {
         let mut stats = engine.core().stats(query.clone()).await?;
         query.narrow(&mut stats);
         Ok(stats)
-    }
-}
-
-impl std::fmt::Debug for Stats {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Stats").field("query", &self.query).finish_non_exhaustive()
     }
 }
 

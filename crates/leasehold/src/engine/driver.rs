@@ -21,7 +21,7 @@ use crate::backend::{Answer, Destination, Part, Slot};
 use crate::callbacks::event;
 use crate::client_core::{Answered, Failure, NameCore, Notice, Request, Rules, timing};
 use crate::clock::{Moment, Span};
-use crate::machine::{Command, Declared, ReleaseHint, Reply, Subject};
+use crate::machine::{Command, Declared, Reply, Subject};
 use crate::{AcquisitionId, Error, LossReason};
 
 /// How the commands of a core are spelled for the store.
@@ -527,32 +527,5 @@ impl<P: Protocol> Listener for Driver<P> {
 impl<P: Protocol> fmt::Debug for Driver<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Driver").field("subject", &self.protocol.subject()).finish_non_exhaustive()
-    }
-}
-
-/// An acquire that was started. If it is dropped before it is answered, or before its guard exists, it is cancelled.
-#[derive(Debug)]
-pub(crate) struct PendingAcquire(Option<Arc<Ticket>>);
-
-impl PendingAcquire {
-    pub(crate) fn new(ticket: Arc<Ticket>) -> Self {
-        Self(Some(ticket))
-    }
-
-    /// Returns the grant, or `None` if nothing was free and the acquire does not wait. From then on the caller owns what
-    /// was acquired.
-    pub(crate) async fn granted(mut self) -> Result<Option<Grant>, Error> {
-        let Some(ticket) = self.0.clone() else { return Ok(None) };
-        let granted = std::future::poll_fn(|cx| ticket.poll_granted(cx)).await;
-        self.0 = None;
-        granted
-    }
-}
-
-impl Drop for PendingAcquire {
-    fn drop(&mut self) {
-        if let Some(ticket) = &self.0 {
-            ticket.spec.end(ticket.id, ReleaseHint::Unused);
-        }
     }
 }

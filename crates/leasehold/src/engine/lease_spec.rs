@@ -9,24 +9,10 @@ use crate::machine::{ReleaseHint, Terms};
 use crate::name::Name;
 
 pub(crate) trait LeaseSpec: Send + Sync {
-    /// What is acquired, as errors call it: a permit, a lock or a lease.
-    fn what(&self) -> &'static str;
-
-    fn name(&self) -> &Name;
-
-    /// Returns the client's current time.
-    fn now(&self) -> Moment;
+    /// The name, the clock, the metrics, the observer and the tracing spans.
+    fn watch(&self) -> &Watch;
 
     fn terms(&self) -> Terms;
-
-    /// Whether holders are renewed.
-    fn renews(&self) -> bool;
-
-    /// The label that statistics show.
-    fn label(&self) -> Option<&Arc<str>>;
-
-    /// The metrics, the observer and the tracing spans.
-    fn watch(&self) -> &Watch;
 
     /// Returns the id of an acquisition, for users.
     fn id(&self, id: AcquisitionId) -> Id;
@@ -34,4 +20,28 @@ pub(crate) trait LeaseSpec: Send + Sync {
     /// Releases what a dropped guard held, or cancels an acquire whose future was dropped, with [`ReleaseHint::Unused`]. The
     /// outcome is not reported.
     fn end(&self, id: AcquisitionId, known: ReleaseHint);
+
+    /// Whether holders are renewed.
+    fn renews(&self) -> bool {
+        true
+    }
+
+    /// The label that statistics show.
+    fn label(&self) -> Option<&Arc<str>> {
+        None
+    }
+
+    /// What is acquired, as errors call it: a permit, a lock or a lease.
+    fn what(&self) -> &'static str {
+        self.watch().kind.lease()
+    }
+
+    fn name(&self) -> &Name {
+        &self.watch().name
+    }
+
+    /// Returns the client's current time.
+    fn now(&self) -> Moment {
+        self.watch().clock.now()
+    }
 }

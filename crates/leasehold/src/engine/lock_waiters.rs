@@ -21,7 +21,8 @@ impl LockWaiters {
         let mut keys = self.keys();
         let (notify, count) = keys.entry(key.clone()).or_default();
         *count += 1;
-        LockWaiter { waiters: self.clone(), key: key.clone(), notify: notify.clone() }
+        let (waiters, key, notify) = (self.clone(), key.clone(), notify.clone());
+        LockWaiter { waiters, key, notify, was_woken: false }
     }
 
     /// Wakes one waiter, because the lock was released. If that one no longer waits, the next one is woken.
@@ -54,15 +55,14 @@ impl LockWaiters {
 pub(crate) struct LockWaiter {
     waiters: Arc<LockWaiters>,
     key: Name,
-    notify: Arc<Notify>,
+    /// Notified when this waiter is woken.
+    pub(crate) notify: Arc<Notify>,
+    /// Whether this waiter was woken and the store has not answered its next attempt. If it is dropped now, the next
+    /// waiter is woken.
+    pub(crate) was_woken: bool,
 }
 
 impl LockWaiter {
-    /// Resolves at the next wake-up after this call, even if it is first polled later.
-    pub(crate) fn woken(&self) -> impl Future<Output = ()> {
-        self.notify.notified()
-    }
-
     /// Whether another task of this client waits for the same key.
     pub(crate) fn in_company(&self) -> bool {
         self.waiters.keys().get(&self.key).is_some_and(|(_, count)| *count > 1)
@@ -71,6 +71,9 @@ impl LockWaiter {
 
 impl Drop for LockWaiter {
     fn drop(&mut self) {
+        if self.was_woken {
+            self.waiters.wake_one(&self.key);
+        }
         let mut keys = self.waiters.keys();
         if let Some((_, count)) = keys.get_mut(&self.key) {
             *count -= 1;

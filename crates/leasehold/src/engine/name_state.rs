@@ -96,11 +96,6 @@ impl dyn NameState {
         &self.common().core
     }
 
-    /// Returns the present on the client's clock.
-    pub(crate) fn now(&self) -> Moment {
-        self.common().core.now()
-    }
-
     pub(crate) fn capacity(&self) -> u32 {
         self.common().capacity()
     }

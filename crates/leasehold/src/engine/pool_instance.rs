@@ -53,6 +53,10 @@ pub(crate) struct PoolProtocol {
 }
 
 impl PoolProtocol {
+    pub(crate) fn instance(&self) -> &Name {
+        &self.key.1
+    }
+
     pub(crate) fn members(&self) -> u64 {
         self.members.load(Ordering::Acquire)
     }

@@ -7,9 +7,7 @@ use super::lease_spec::LeaseSpec;
 use super::name_state::NameState;
 use super::watch::{Id, Watch};
 use crate::AcquisitionId;
-use crate::clock::Moment;
 use crate::machine::{ReleaseHint, Terms};
-use crate::name::Name;
 
 /// A semaphore as it was declared. Tickets keep this alive but not the client, so an acquisition that only the engine
 /// knows, such as a detached permit, does not keep the client alive.
@@ -35,32 +33,12 @@ pub(crate) struct SemaphoreSpec {
 }
 
 impl LeaseSpec for SemaphoreSpec {
-    fn what(&self) -> &'static str {
-        "permit"
-    }
-
-    fn name(&self) -> &Name {
-        self.named.name()
-    }
-
-    fn now(&self) -> Moment {
-        self.named.now()
+    fn watch(&self) -> &Watch {
+        &self.watch
     }
 
     fn terms(&self) -> Terms {
         self.terms
-    }
-
-    fn renews(&self) -> bool {
-        true
-    }
-
-    fn label(&self) -> Option<&Arc<str>> {
-        self.label.as_ref()
-    }
-
-    fn watch(&self) -> &Watch {
-        &self.watch
     }
 
     fn id(&self, id: AcquisitionId) -> Id {
@@ -69,5 +47,9 @@ impl LeaseSpec for SemaphoreSpec {
 
     fn end(&self, id: AcquisitionId, known: ReleaseHint) {
         self.named.end(id, known);
+    }
+
+    fn label(&self) -> Option<&Arc<str>> {
+        self.label.as_ref()
     }
 }

@@ -300,7 +300,7 @@ impl Ticket {
             return;
         }
         drop(state);
-        hold.lost_before(self.loss());
+        hold.lost(self.loss());
     }
 
     /// Extends the validity until `valid_until`, because a renewal was answered. One answer may overtake another, and

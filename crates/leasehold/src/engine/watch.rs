@@ -13,7 +13,8 @@ use std::time::Duration;
 
 use tracing::field::Empty;
 
-use super::meters::{Kind, Meters, Outcome, Renewal, Waiting};
+use super::Core;
+use super::meters::{Kind, Measurement, Meters, Waiting, failed_outcome};
 use crate::callbacks::{event, guarded};
 use crate::clock::Moment;
 use crate::manual_clock::Clock;
@@ -39,11 +40,17 @@ impl fmt::Display for Id {
     }
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Operation {
+/// The operation that a [`PoolEvent`](crate::PoolEvent) reports.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum Operation {
+    /// An acquire has ended, with a guard or without one.
     Acquire,
+    /// A renewal has ended, by the guard of the lease or by [`Pool::renew`](crate::Pool::renew).
     Renew,
+    /// A lease was released. If it has a guard, the store may not have confirmed the release yet.
     Release,
+    /// A lease with a guard was lost.
     Lose,
 }
 
@@ -65,6 +72,17 @@ pub enum EventResult {
     Error(ErrorKind),
 }
 
+impl EventResult {
+    /// Returns the result of a renewal or a release. `Ok(true)` means that the lease was still held.
+    fn of(result: Result<bool, ErrorKind>) -> Self {
+        match result {
+            Ok(true) => Self::Ok,
+            Ok(false) => Self::NotHeld,
+            Err(kind) => Self::Error(kind),
+        }
+    }
+}
+
 /// The data that an observer receives.
 pub(crate) struct ObservedEvent<'a> {
     pub(crate) operation: Operation,
@@ -79,24 +97,27 @@ pub(crate) type Callback = Box<dyn Fn(&ObservedEvent<'_>) + Send + Sync>;
 
 /// Everything that watches one semaphore, lock or pool.
 pub(crate) struct Watch {
-    kind: Kind,
-    name: Name,
-    pub(crate) meters: Meters,
+    pub(crate) kind: Kind,
+    pub(crate) name: Name,
+    meters: Meters,
     observer: Option<Callback>,
-    clock: Clock,
+    pub(crate) clock: Clock,
     /// Whether there are metrics or an observer, so that events are reported even without a `tracing` subscriber.
     always: bool,
 }
 
 impl Watch {
+    /// Returns what watches the object with this name. `name_in_metrics` adds the name to its metrics as a label.
     pub(crate) fn new(
+        core: &Core,
         kind: Kind,
-        name: Name,
-        meters: Meters,
+        name: &Name,
+        name_in_metrics: bool,
         observer: Option<Callback>,
-        clock: Clock,
     ) -> Arc<Self> {
+        let meters = core.meters.of(kind, name_in_metrics.then_some(name));
         let always = Meters::ON || observer.is_some();
+        let (name, clock) = (name.clone(), core.clock.clone());
         Arc::new(Self { kind, name, meters, observer, clock, always })
     }
 
@@ -115,13 +136,34 @@ impl Watch {
         if self.is_watched() { Some(self.begin_watched(id(), weight)) } else { None }
     }
 
+    /// Watches `acquire`. `waits` says whether it may wait. `end` ends the watch if the acquire succeeds.
+    pub(crate) async fn acquire<T>(
+        self: &Arc<Self>,
+        id: impl FnOnce() -> Id,
+        waits: bool,
+        acquire: impl Future<Output = Result<T, Error>>,
+        end: impl FnOnce(&T, Acquiring),
+    ) -> Result<T, Error> {
+        let mut watched = self.begin(id, 1);
+        if let Some(watched) = watched.as_mut().filter(|_| waits) {
+            watched.waits();
+        }
+        let result = acquire.await;
+        if let Some(watched) = watched {
+            match &result {
+                Ok(acquired) => end(acquired, watched),
+                Err(error) => watched.failed(error),
+            }
+        }
+        result
+    }
+
     #[cold]
     fn begin_watched(self: &Arc<Self>, id: Id, weight: u32) -> Acquiring {
         let span = self.span(|name, kind| {
             tracing::debug_span!("leasehold.acquire", name, kind, weight, outcome = Empty)
         });
-        let (watch, started) = (self.clone(), self.clock.now());
-        Acquiring(Box::new(Begun { watch, id, span, started, waiting: None, ended: false }))
+        Acquiring(Watched::new(self.clone(), id, span))
     }
 
     /// Returns the name as it may appear in a log. The key of a lock may be a secret, so its hash stands for it.
@@ -147,11 +189,11 @@ impl Watch {
         &self,
         operation: Operation,
         result: EventResult,
-        id: &Id,
+        id: impl FnOnce() -> Id,
         (waited, held_for): (Option<Duration>, Option<Duration>),
     ) {
         if let Some(callback) = &self.observer {
-            let name = &self.name;
+            let (name, id) = (&self.name, &id());
             guarded(|| callback(&ObservedEvent { operation, result, name, id, waited, held_for }));
         }
     }
@@ -171,15 +213,8 @@ impl Watch {
             report();
             None
         };
-        self.meters.lost(reason);
-        if self.observer.is_some() {
-            self.notify_observer(
-                Operation::Lose,
-                EventResult::Lost(reason),
-                &id(),
-                (None, held_for),
-            );
-        }
+        self.meters.record(Measurement::Lost(reason));
+        self.notify_observer(Operation::Lose, EventResult::Lost(reason), id, (None, held_for));
     }
 
     /// Reports the result of a renewal that was sent at `sent`. `Ok(true)` means that the lease is still held.
@@ -192,27 +227,19 @@ impl Watch {
         if !self.always {
             return;
         }
-        let (outcome, result) = match result {
-            Ok(true) => (Renewal::Renewed, EventResult::Ok),
-            Ok(false) => (Renewal::Missing, EventResult::NotHeld),
-            Err(kind) => (Renewal::Failed, EventResult::Error(kind)),
+        let outcome = match result {
+            Ok(true) => "renewed",
+            Ok(false) => "missing",
+            Err(_) => "failed",
         };
-        self.meters.renewed(outcome, self.clock.now().saturating_since(sent));
-        if self.observer.is_some() {
-            self.notify_observer(Operation::Renew, result, &id(), (None, None));
-        }
+        let latency = self.clock.now().saturating_since(sent);
+        self.meters.record(Measurement::Renewed { outcome, latency });
+        self.notify_observer(Operation::Renew, EventResult::of(result), id, (None, None));
     }
 
     /// Reports the release of something that has no guard.
-    pub(crate) fn released(&self, id: impl FnOnce() -> Id, result: Result<bool, &Error>) {
-        if self.observer.is_some() {
-            let result = match result {
-                Ok(true) => EventResult::Ok,
-                Ok(false) => EventResult::NotHeld,
-                Err(error) => EventResult::Error(error.kind()),
-            };
-            self.notify_observer(Operation::Release, result, &id(), (None, None));
-        }
+    pub(crate) fn released(&self, id: impl FnOnce() -> Id, result: Result<bool, ErrorKind>) {
+        self.notify_observer(Operation::Release, EventResult::of(result), id, (None, None));
     }
 }
 
@@ -222,19 +249,32 @@ impl fmt::Debug for Watch {
     }
 }
 
-/// An acquire that has started and not ended. Dropping it means that the acquire was cancelled.
+/// What is watched from its beginning to its end: an acquire, or what it has acquired.
 #[derive(Debug)]
-pub(crate) struct Acquiring(Box<Begun>);
-
-#[derive(Debug)]
-struct Begun {
+struct Watched {
     watch: Arc<Watch>,
     id: Id,
     span: tracing::Span,
-    started: Moment,
+    since: Moment,
+    /// Counts an acquire as waiting.
     waiting: Option<Waiting>,
     ended: bool,
 }
+
+impl Watched {
+    fn new(watch: Arc<Watch>, id: Id, span: tracing::Span) -> Box<Self> {
+        let since = watch.clock.now();
+        Box::new(Self { watch, id, span, since, waiting: None, ended: false })
+    }
+
+    fn elapsed(&self) -> Duration {
+        self.watch.clock.now().saturating_since(self.since)
+    }
+}
+
+/// An acquire that has started and not ended. Dropping it means that the acquire was cancelled.
+#[derive(Debug)]
+pub(crate) struct Acquiring(Box<Watched>);
 
 impl Acquiring {
     /// The acquire waits from now on.
@@ -242,7 +282,7 @@ impl Acquiring {
         if self.0.waiting.is_none() {
             // The gauge is shared with other clients, so it always uses the system's clock.
             let is_manual = self.0.watch.clock.is_manual();
-            let since = if is_manual { Moment::now() } else { self.0.started };
+            let since = if is_manual { Moment::now() } else { self.0.since };
             self.0.waiting = Some(self.0.watch.meters.waits(since));
         }
     }
@@ -250,25 +290,24 @@ impl Acquiring {
     /// The acquire has returned a guard. `report` logs it.
     pub(crate) fn acquired(mut self, fence: Option<Fence>, report: impl FnOnce()) -> Hold {
         guarded(|| self.0.span.in_scope(report));
-        self.end(Outcome::Acquired, EventResult::Ok);
-        let (watch, id, since) =
-            (self.0.watch.clone(), self.0.id.clone(), self.0.watch.clock.now());
+        self.end("acquired", EventResult::Ok);
+        let (watch, id) = (self.0.watch.clone(), self.0.id.clone());
         let span = watch.span(|name, kind| {
             let fence = fence.map(tracing::field::display);
             tracing::debug_span!("leasehold.hold", name, kind, %id, fence, ended = Empty)
         });
-        watch.meters.holds();
-        Hold(Box::new(Held { watch, id, span, since, ended: false }))
+        watch.meters.record(Measurement::Held);
+        Hold(Watched::new(watch, id, span))
     }
 
     /// The acquire has succeeded, and returns no guard.
     pub(crate) fn acquired_without_guard(mut self) {
-        self.end(Outcome::Acquired, EventResult::Ok);
+        self.end("acquired", EventResult::Ok);
     }
 
     /// The acquire was a try, and nothing was free.
     pub(crate) fn refused(mut self) {
-        self.end(Outcome::Full, EventResult::Full);
+        self.end("full", EventResult::Full);
     }
 
     pub(crate) fn failed(mut self, error: &Error) {
@@ -276,60 +315,50 @@ impl Acquiring {
             Error::Lost { reason, .. } => EventResult::Lost(*reason),
             error => EventResult::Error(error.kind()),
         };
-        self.end(Outcome::from(error), result);
+        self.end(failed_outcome(error), result);
     }
 
-    fn end(&mut self, outcome: Outcome, result: EventResult) {
-        self.0.ended = true;
-        self.0.waiting = None;
-        let waited = self.0.watch.clock.now().saturating_since(self.0.started);
-        self.0.watch.meters.ended(outcome, waited);
-        self.0.watch.notify_observer(Operation::Acquire, result, &self.0.id, (Some(waited), None));
-        close(&mut self.0.span, "outcome", outcome.as_str());
+    fn end(&mut self, outcome: &'static str, result: EventResult) {
+        let watched = &mut *self.0;
+        watched.ended = true;
+        watched.waiting = None;
+        let waited = watched.elapsed();
+        let (watch, id) = (&watched.watch, || watched.id.clone());
+        watch.meters.record(Measurement::Acquired { outcome, waited });
+        watch.notify_observer(Operation::Acquire, result, id, (Some(waited), None));
+        close(&mut watched.span, "outcome", outcome);
     }
 }
 
 impl Drop for Acquiring {
     fn drop(&mut self) {
         if !self.0.ended {
-            self.end(Outcome::Cancelled, EventResult::Cancelled);
+            self.end("cancelled", EventResult::Cancelled);
         }
     }
 }
 
 /// Something that is held. Dropping it means that it was released.
 #[derive(Debug)]
-pub(crate) struct Hold(Box<Held>);
-
-#[derive(Debug)]
-struct Held {
-    watch: Arc<Watch>,
-    id: Id,
-    span: tracing::Span,
-    since: Moment,
-    ended: bool,
-}
+pub(crate) struct Hold(Box<Watched>);
 
 impl Hold {
     /// It was lost: see [`Watch::lost`]. Returns how long it was held.
-    fn lost(mut self, reason: LossReason) -> Duration {
-        self.0.ended = true;
-        let held_for = self.0.watch.clock.now().saturating_since(self.0.since);
-        self.0.watch.meters.holds_no_more(Some(held_for));
-        close(&mut self.0.span, "ended", &format_args!("lost: {reason}"));
+    pub(crate) fn lost(mut self, reason: LossReason) -> Duration {
+        let held_for = self.0.elapsed();
+        self.end(Some(held_for), &format_args!("lost: {reason}"));
         held_for
-    }
-
-    /// It was lost before it could be watched, and the loss has been reported.
-    pub(crate) fn lost_before(self, reason: LossReason) {
-        self.lost(reason);
     }
 
     /// It stays held, but this client no longer tracks it.
     pub(crate) fn detached(mut self) {
+        self.end(None, "detached");
+    }
+
+    fn end(&mut self, held_for: Option<Duration>, how: &(impl fmt::Display + ?Sized)) {
         self.0.ended = true;
-        self.0.watch.meters.holds_no_more(None);
-        close(&mut self.0.span, "ended", "detached");
+        self.0.watch.meters.record(Measurement::NoLongerHeld { held_for });
+        close(&mut self.0.span, "ended", how);
     }
 }
 
@@ -338,19 +367,14 @@ impl Drop for Hold {
         if self.0.ended {
             return;
         }
-        let held_for = self.0.watch.clock.now().saturating_since(self.0.since);
+        let held_for = Some(self.0.elapsed());
         let (name, id) = (self.0.watch.name.as_str(), &self.0.id);
         if self.0.watch.kind == Kind::Semaphore && !self.0.span.is_none() {
             guarded(|| self.0.span.in_scope(|| event!(debug, name, %id, "permit released")));
         }
-        self.0.watch.meters.holds_no_more(Some(held_for));
-        self.0.watch.notify_observer(
-            Operation::Release,
-            EventResult::Ok,
-            id,
-            (None, Some(held_for)),
-        );
-        close(&mut self.0.span, "ended", "released");
+        self.end(held_for, "released");
+        let (watch, id) = (&self.0.watch, || self.0.id.clone());
+        watch.notify_observer(Operation::Release, EventResult::Ok, id, (None, held_for));
     }
 }
 

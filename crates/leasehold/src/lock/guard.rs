@@ -2,17 +2,16 @@
 
 use std::cell::Cell;
 use std::fmt;
-use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use super::info::HeldLock;
-use super::lease::LockLease;
-use super::observer::LockOperation;
+use super::lease::{LockLease, LockProtocol};
+use super::observer::{LockOperation, LockResult};
 use crate::clock::{Moment, Span, wall_time};
 use crate::engine::lease_spec::LeaseSpec;
-use crate::engine::ticket::{Grant, Ticket};
 use crate::engine::watch::{Acquiring, Id};
-use crate::machine::lock::Verdict;
+use crate::guard::LeaseGuard;
+use crate::machine::lock::{LockCommand, LockOutcome, Verdict};
 use crate::name::millis;
 use crate::permit::Lost;
 use crate::{Error, Fence, LockId, LossReason};
@@ -38,31 +37,34 @@ use crate::{Error, Fence, LockId, LossReason};
 /// ```
 #[must_use = "dropping the guard releases the lock"]
 pub struct LockGuard {
-    lease: Arc<LockLease>,
-    ticket: Arc<Ticket>,
+    guard: LeaseGuard<LockProtocol>,
     fence: Fence,
 }
 
 impl LockGuard {
-    pub(super) fn new(lease: Arc<LockLease>, (grant, ticket): (Grant, Arc<Ticket>)) -> Self {
-        Self { lease, ticket, fence: grant.fence }
+    pub(super) fn new(guard: LeaseGuard<LockProtocol>, fence: Fence) -> Self {
+        Self { guard, fence }
     }
 
     /// Reports the acquire, and observes the lock until it ends.
     pub(super) fn watch(&self, watched: Acquiring) {
-        self.ticket.watch(watched.acquired(Some(self.fence), || {}));
+        self.guard.ticket.watch(watched.acquired(Some(self.fence), || {}));
+    }
+
+    fn lease(&self) -> &LockLease {
+        &self.guard.driver
     }
 
     /// Returns the key of the lock.
     #[must_use]
     pub fn key(&self) -> &str {
-        self.lease.name().as_str()
+        self.lease().name().as_str()
     }
 
     /// Returns the lock id, which names this holder in the store.
     #[must_use]
     pub fn id(&self) -> LockId {
-        self.lease.protocol.id
+        self.lease().protocol.id
     }
 
     /// Returns the fence of this holder. It is larger than the fence of every earlier holder of this key.
@@ -74,7 +76,7 @@ impl LockGuard {
     /// Returns when the lock expires unless it is extended, by the clock of the store.
     #[must_use]
     pub fn expires_at(&self) -> SystemTime {
-        wall_time(self.lease.protocol.expires_at())
+        wall_time(self.lease().protocol.expires_at())
     }
 
     /// Returns the instant until which the lock is valid without another extension. A margin is subtracted, because
@@ -96,7 +98,7 @@ impl LockGuard {
     /// ```
     #[must_use]
     pub fn valid_until(&self) -> Instant {
-        Instant::now() + self.ticket.valid_until().saturating_since(self.lease.now())
+        self.guard.valid_until()
     }
 
     /// Checks that the lock is still held.
@@ -107,7 +109,7 @@ impl LockGuard {
     /// # Errors
     /// [`Error::Lost`] if the lock is no longer held.
     pub fn check(&self) -> Result<(), Error> {
-        self.ticket.check().map_err(|reason| self.lost_error(reason))
+        self.guard.check()
     }
 
     /// Returns a future that resolves when the lock is lost, with the reason: the lease ended, the lock could not be
@@ -117,13 +119,13 @@ impl LockGuard {
     /// # Cancel safety
     /// Dropping the future only stops listening. The lock is not affected.
     pub fn lost(&self) -> Lost {
-        Lost::of(self.ticket.clone())
+        self.guard.lost()
     }
 
     /// Starts to renew the lock in the background, each time a third of its lease has passed: see
     /// [`LockBuilder::auto_extend`](super::LockBuilder::auto_extend).
     pub fn auto_extend(&self) {
-        self.lease.start_renewals(self.ticket.id);
+        self.lease().start_renewals(self.guard.ticket.id);
     }
 
     /// Lets the lock expire after `ttl` from now, whatever was left of its lease. A lock that is renewed in the
@@ -147,24 +149,27 @@ impl LockGuard {
     pub async fn extend(&self, ttl: Duration) -> Result<(), Error> {
         let ttl = millis("ttl", ttl)?;
         self.check()?;
-        let (locks, lease) = (&self.lease.protocol.spec().locks, Span::from_millis(ttl));
-        let asked = self.lease.now();
+        let (lease, id, sent) = (self.lease(), self.id(), self.lease().now());
+        let (ticket, span) = (self.guard.ticket.id, Span::from_millis(ttl));
         let extension = Extension { guard: self, granted: Cell::new(None) };
-        self.lease.protocol.asked_to_extend();
-        self.lease.input(|core, now| core.extending(self.ticket.id, lease, now));
-        let extended = locks.extend_to((self.lease.name(), self.id()), ttl).await;
-        let result = match &extended {
-            Ok((verdict, _)) => Ok(matches!(verdict, Verdict::Done(_))),
+        lease.protocol.asked_to_extend();
+        lease.input(|core, now| core.extending(ticket, span, now));
+        let key = Some(lease.name().clone());
+        let command = LockCommand::Extend { id, key, ttl, only_longer: false };
+        let about = (Some(lease.name()), Some(id));
+        let locks = &lease.protocol.spec.locks;
+        let answered = locks.call(LockOperation::Extend, about, command).await;
+        let result = match &answered {
+            Ok((outcome, _)) => Ok(matches!(outcome, LockOutcome::Extend(Verdict::Done(_)))),
             Err(error) => Err(error.kind()),
         };
-        self.lease.watch().renewed(|| Id::Lock(self.id()), result, asked);
-        let (verdict, sent) = extended?;
-        let Verdict::Done(expires_at) = verdict else {
-            self.lease.input(|core, now| core.lose(self.ticket.id, LossReason::Missing, now));
-            return Err(self.lost_error(LossReason::Missing));
+        lease.watch().renewed(|| Id::Lock(id), result, sent);
+        let (LockOutcome::Extend(Verdict::Done(expires_at)), sent) = answered? else {
+            lease.input(|core, now| core.lose(ticket, LossReason::Missing, now));
+            return Err(self.guard.ticket.lost(LossReason::Missing));
         };
-        self.lease.protocol.extended(expires_at);
-        extension.granted.set(Some((lease, sent)));
+        lease.protocol.extended(expires_at);
+        extension.granted.set(Some((span, sent)));
         drop(extension);
         // A loss that was reported meanwhile is final, even if the store has extended the lock.
         self.check()
@@ -185,13 +190,11 @@ impl LockGuard {
     /// # Cancel safety
     /// If the future is dropped, even before its first poll, the release continues in the background.
     pub async fn release(self) -> Result<bool, Error> {
-        let release = {
-            self.lease.reports_release();
-            self.lease.release(&self.ticket)
-        };
-        let released = release.done().await;
+        self.lease().protocol.report_release();
+        let released = self.guard.release().done().await;
         if let Err(error) = &released {
-            self.lease.protocol.report::<Verdict<()>>(LockOperation::Release, &Err(error.clone()));
+            let result = LockResult::Error(error.kind());
+            self.lease().protocol.spec.report(LockOperation::Release, self.id(), result);
         }
         released
     }
@@ -214,19 +217,14 @@ impl LockGuard {
     /// ```
     #[must_use = "without its id the lock cannot be released"]
     pub fn detach(self) -> HeldLock {
-        self.lease.forget(self.ticket.id);
+        self.lease().forget(self.guard.ticket.id);
         HeldLock { id: self.id(), fence: self.fence, expires_at: self.expires_at() }
-    }
-
-    pub(crate) fn lost_error(&self, reason: LossReason) -> Error {
-        self.ticket.lost(reason)
     }
 }
 
 impl Drop for LockGuard {
     fn drop(&mut self) {
-        self.lease.reports_release();
-        self.lease.end(self.ticket.id);
+        self.lease().protocol.report_release();
     }
 }
 
@@ -247,8 +245,8 @@ struct Extension<'a> {
 
 impl Drop for Extension<'_> {
     fn drop(&mut self) {
-        let (id, granted) = (self.guard.ticket.id, self.granted.get());
-        self.guard.lease.input(|core, now| core.extended(id, granted, now));
+        let (id, granted) = (self.guard.guard.ticket.id, self.granted.get());
+        self.guard.lease().input(|core, now| core.extended(id, granted, now));
     }
 }
 
@@ -263,7 +261,7 @@ mod tests {
         for number in 0..4 {
             let lock = client.lock("k").auto_extend().build().unwrap();
             let guard = lock.acquire().await.unwrap();
-            let lease = guard.lease.clone();
+            let lease = guard.guard.driver.clone();
             assert!(lease.has_timer());
             if number % 2 == 0 {
                 guard.release().await.unwrap();

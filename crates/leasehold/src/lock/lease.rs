@@ -4,29 +4,29 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use super::LockSpec;
-use super::observer::{LockOperation, Reportable, report};
+use super::locks::{outcome_of, unexpected};
+use super::observer::{LockOperation, LockReason, LockResult};
+use super::{LockGuard, LockSpec};
 use crate::backend::{Answer, Part};
-use crate::client_core::{Request, Rules};
+use crate::client_core::Rules;
 use crate::clock::{Moment, Span};
 use crate::engine::Core;
 use crate::engine::deferred::Deferred;
-use crate::engine::driver::{Driver, PendingAcquire, Protocol};
+use crate::engine::driver::{Driver, Protocol};
 use crate::engine::lease_spec::LeaseSpec;
-use crate::engine::ticket::{Grant, Ticket};
 use crate::engine::watch::{Id, Watch};
+use crate::guard::LeaseGuard;
 use crate::machine::lock::{Acquired, LockCommand, LockOutcome, NotifyWhen, Verdict};
 use crate::machine::{
     Command, Declared, Held, Outcome, ReleaseHint, Reply, Role, Share, Subject, Terms,
 };
-use crate::name::Name;
 use crate::{AcquisitionId, Error, Fence, LockId};
 
 /// The lease of one lock id.
 pub(super) type LockLease = Driver<LockProtocol>;
 
 pub(super) struct LockProtocol {
-    spec: Arc<LockSpec>,
+    pub(super) spec: Arc<LockSpec>,
     pub(super) id: LockId,
     /// Whether the client renews the lock.
     renews: AtomicBool,
@@ -39,7 +39,7 @@ pub(super) struct LockProtocol {
     /// How long the other holder's lease lasted when an attempt was last refused, in milliseconds.
     remaining: AtomicU64,
     /// When the last attempt was sent, in microseconds of [`Moment`].
-    asked_at: AtomicU64,
+    sent_at: AtomicU64,
     /// The end of the lease with which the lock was acquired, in microseconds of [`Moment`]; 0 once an extension was
     /// requested.
     held_until: AtomicU64,
@@ -49,39 +49,22 @@ pub(super) struct LockProtocol {
 
 impl LockProtocol {
     pub(super) fn new(spec: Arc<LockSpec>, id: LockId) -> Self {
-        let renews = AtomicBool::new(spec.auto_extend);
-        let notify = Mutex::new(NotifyWhen::Never);
-        let [fence, expires_at, remaining, asked_at, held_until] = Default::default();
-        let reports_release = AtomicBool::new(false);
         Self {
+            renews: AtomicBool::new(spec.auto_extend),
             spec,
             id,
-            renews,
-            notify,
-            fence,
-            expires_at,
-            remaining,
-            asked_at,
-            held_until,
-            reports_release,
+            notify: Mutex::new(NotifyWhen::Never),
+            fence: AtomicU64::new(0),
+            expires_at: AtomicU64::new(0),
+            remaining: AtomicU64::new(0),
+            sent_at: AtomicU64::new(0),
+            held_until: AtomicU64::new(0),
+            reports_release: AtomicBool::new(false),
         }
-    }
-
-    pub(super) fn spec(&self) -> &Arc<LockSpec> {
-        &self.spec
     }
 
     pub(super) fn expires_at(&self) -> u64 {
         self.expires_at.load(Ordering::Acquire)
-    }
-
-    pub(super) fn report<T: Reportable>(
-        &self,
-        operation: LockOperation,
-        answer: &Result<T, Error>,
-    ) {
-        let about = (Some(self.spec.key.as_str()), Some(self.id));
-        report(self.spec.locks.observer.as_ref(), operation, answer, about);
     }
 
     /// Records that the store was asked to extend the lock. So a release has to check whether the lock is still held.
@@ -93,12 +76,17 @@ impl LockProtocol {
         self.expires_at.store(expires_at, Ordering::Release);
     }
 
+    /// Makes observers learn of the release.
+    pub(super) fn report_release(&self) {
+        self.reports_release.store(true, Ordering::Release);
+    }
+
     fn acquired(&self, acquired: &Acquired) -> Outcome {
         match *acquired {
             Acquired::Held { fence, expires_at, remaining } => {
                 let valid_for = Span::from_millis(remaining);
-                let asked_at = Moment::from_micros(self.asked_at.load(Ordering::Acquire));
-                self.held_until.store((asked_at + valid_for).micros(), Ordering::Release);
+                let sent_at = Moment::from_micros(self.sent_at.load(Ordering::Acquire));
+                self.held_until.store((sent_at + valid_for).micros(), Ordering::Release);
                 self.fence.store(fence.get(), Ordering::Release);
                 self.extended(expires_at);
                 self.spec.next_fence.store(fence.get().saturating_add(1), Ordering::Relaxed);
@@ -135,7 +123,7 @@ impl Protocol for LockProtocol {
         let (id, key) = (self.id, self.spec.key.clone());
         Part::Lock(match commands.first() {
             Some(Command::Enqueue { .. }) => {
-                self.asked_at.store(now.micros(), Ordering::Release);
+                self.sent_at.store(now.micros(), Ordering::Release);
                 let expected = match self.spec.next_fence.load(Ordering::Relaxed) {
                     0 => None,
                     next => Some(Fence::new(next)),
@@ -173,19 +161,18 @@ impl Protocol for LockProtocol {
     }
 
     fn reply(&self, _part: &Part, answer: Answer, deferred: &mut Deferred) -> Result<Reply, Error> {
-        let outcome = match answer {
-            Answer::Lock(LockOutcome::Acquire(acquired)) => self.acquired(&acquired),
-            Answer::Lock(LockOutcome::Extend(verdict)) => {
-                let lease = self.spec.clone();
-                let about = (lease.key.clone(), self.id);
-                let result = Ok(verdict.clone());
-                deferred.add(move || {
-                    let about = (Some(about.0.as_str()), Some(about.1));
-                    report(lease.locks.observer.as_ref(), LockOperation::Extend, &result, about);
-                });
+        let answer = outcome_of(answer)?;
+        let mut report = |operation| {
+            let (spec, id, result) = (self.spec.clone(), self.id, LockResult::of(Ok(&answer)));
+            deferred.add(move || spec.report(operation, id, result));
+        };
+        let outcome = match &answer {
+            LockOutcome::Acquire(acquired) => self.acquired(acquired),
+            LockOutcome::Extend(verdict) => {
+                report(LockOperation::Extend);
                 match verdict {
                     Verdict::Done(expires_at) => {
-                        self.extended(expires_at);
+                        self.extended(*expires_at);
                         let fence = Fence::new(self.fence.load(Ordering::Acquire));
                         let valid_for = Some(Span::from_millis(self.spec.ttl));
                         Outcome::Held(Held { slot_number: None, fence, valid_for })
@@ -193,16 +180,10 @@ impl Protocol for LockProtocol {
                     _ => Outcome::Gone,
                 }
             }
-            Answer::Lock(LockOutcome::Release(verdict)) => {
+            LockOutcome::Release(verdict) => {
                 let held = matches!(verdict, Verdict::Done(_));
                 if self.reports_release.swap(false, Ordering::AcqRel) {
-                    let spec = self.spec.clone();
-                    let (id, result) = (self.id, Ok(verdict.map(drop)));
-                    deferred.add(move || {
-                        let about = (Some(spec.key.as_str()), Some(id));
-                        let observer = spec.locks.observer.as_ref();
-                        report(observer, LockOperation::Release, &result, about);
-                    });
+                    report(LockOperation::Release);
                 }
                 if held && self.spec.locks.engine.core().is_in_process() {
                     let spec = self.spec.clone();
@@ -211,50 +192,29 @@ impl Protocol for LockProtocol {
                 }
                 Outcome::Removed(if held { Role::Holder } else { Role::Nobody })
             }
-            other => return Err(super::locks::unexpected(&other)),
+            other => return Err(unexpected(other)),
         };
         Ok(Reply { outcomes: vec![outcome], ..Reply::default() })
     }
 }
 
 impl LockLease {
-    /// Makes one attempt. Returns the grant with its ticket, or the time until the other holder's lease ends.
+    /// Makes one attempt and reports it. Returns a guard, or how long the other holder's lease lasts.
     pub(super) async fn attempt(
         self: &Arc<Self>,
         notify: NotifyWhen,
         until: Moment,
-    ) -> Result<Result<(Grant, Arc<Ticket>), Span>, Error> {
+    ) -> Result<Result<LockGuard, Span>, Error> {
         *self.protocol.notify.lock().unwrap_or_else(PoisonError::into_inner) = notify;
-        let within = Span::from_duration(until.saturating_since(self.core.now()));
-        let id = self.core.next_id();
-        let ticket = Ticket::waiting(id, self.clone(), Share::ONE, Some(within));
-        let request = Request {
-            terms: self.terms(),
-            share: Share::ONE,
-            queues: false,
-            claims_first: false,
-            gives_up_at: ticket.gives_up_at,
-            label: None,
+        let acquired = LeaseGuard::acquire(self.clone(), self.clone(), until).await;
+        let result = match &acquired {
+            Ok(Some(_)) => LockResult::Ok,
+            Ok(None) => LockResult::Fail(LockReason::Locked),
+            Err(error) => LockResult::Error(error.kind()),
         };
-        let pending = PendingAcquire::new(ticket.clone());
-        let granted = match self.acquire(&ticket, request) {
-            Ok(()) => pending.granted().await,
-            Err(error) => Err(error),
-        };
-        let remaining = self.protocol.remaining.load(Ordering::Acquire);
-        let acquired = match &granted {
-            Ok(Some(grant)) => {
-                let expires_at = self.protocol.expires_at();
-                Ok(Acquired::Held { fence: grant.fence, expires_at, remaining })
-            }
-            Ok(None) => Ok(Acquired::Locked { remaining }),
-            Err(error) => Err(error.clone()),
-        };
-        self.protocol.report(LockOperation::Acquire, &acquired);
-        Ok(match granted? {
-            Some(grant) => Ok((grant, ticket)),
-            None => Err(Span::from_millis(remaining)),
-        })
+        self.protocol.spec.report(LockOperation::Acquire, self.protocol.id, result);
+        let remaining = Span::from_millis(self.protocol.remaining.load(Ordering::Acquire));
+        Ok(acquired?.map(|(guard, grant)| LockGuard::new(guard, grant.fence)).ok_or(remaining))
     }
 
     /// Renews the lock from now on.
@@ -262,40 +222,15 @@ impl LockLease {
         self.protocol.renews.store(true, Ordering::Release);
         self.input(|core, now| core.start_renewals(id, now));
     }
-
-    /// Called when the guard ends: its release is reported to observers.
-    pub(super) fn reports_release(&self) {
-        self.protocol.reports_release.store(true, Ordering::Release);
-    }
 }
 
 impl LeaseSpec for LockLease {
-    fn what(&self) -> &'static str {
-        "lock"
-    }
-
-    fn name(&self) -> &Name {
-        &self.protocol.spec.key
-    }
-
-    fn now(&self) -> Moment {
-        self.core.now()
+    fn watch(&self) -> &Watch {
+        &self.protocol.spec.watch
     }
 
     fn terms(&self) -> Terms {
         self.protocol.spec.terms()
-    }
-
-    fn renews(&self) -> bool {
-        self.protocol.renews.load(Ordering::Acquire)
-    }
-
-    fn label(&self) -> Option<&Arc<str>> {
-        None
-    }
-
-    fn watch(&self) -> &Watch {
-        &self.protocol.spec.watch
     }
 
     fn id(&self, _id: AcquisitionId) -> Id {
@@ -304,5 +239,9 @@ impl LeaseSpec for LockLease {
 
     fn end(&self, id: AcquisitionId, _known: ReleaseHint) {
         self.end(id);
+    }
+
+    fn renews(&self) -> bool {
+        self.protocol.renews.load(Ordering::Acquire)
     }
 }

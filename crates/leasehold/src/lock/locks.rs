@@ -4,11 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::info::{HeldLock, LockInfo, RawLockInfo, raw};
-use super::observer::{LockOperation, report};
+use super::observer::{LockEvent, LockOperation, LockResult};
 use super::{LockBuilder, LockGuard};
 use crate::backend::{Answer, Part, Profile, TimeAuthority};
+use crate::callbacks::{event, guarded};
 use crate::clock::{Moment, wall_time};
 use crate::engine::Engine;
+use crate::id::hash;
 use crate::machine::Subject;
 use crate::machine::lock::{
     Acquired, LockCommand, LockOutcome, LockRef, NotifyWhen, Record, Verdict,
@@ -38,7 +40,7 @@ use crate::{Error, LockId, Observer, process};
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Locks {
     pub(super) engine: Arc<Engine>,
     pub(super) observer: Option<Observer>,
@@ -159,13 +161,13 @@ impl Locks {
         let expected = None;
         let command = LockCommand::Acquire { key: key.clone(), id, ttl, notify, holder, expected };
         let about = (Some(&key), Some(id));
-        let acquired = self.ask(LockOperation::Acquire, about, command, acquired).await?.0;
-        Ok(match acquired {
-            Acquired::Held { fence, expires_at, .. } => {
-                Some(HeldLock { id, fence, expires_at: wall_time(expires_at) })
+        match self.call(LockOperation::Acquire, about, command).await?.0 {
+            LockOutcome::Acquire(Acquired::Held { fence, expires_at, .. }) => {
+                Ok(Some(HeldLock { id, fence, expires_at: wall_time(expires_at) }))
             }
-            Acquired::Locked { .. } => None,
-        })
+            LockOutcome::Acquire(Acquired::Locked { .. }) => Ok(None),
+            other => Err(unexpected(&other)),
+        }
     }
 
     /// Releases a lock by its id. Returns `true` if it was held until now.
@@ -185,24 +187,24 @@ impl Locks {
     pub async fn release(&self, id: &LockId) -> Result<bool, Error> {
         let (core, id) = (self.engine.core().clone(), *id);
         let release = move |key| Part::Lock(LockCommand::Release { id, key, held: false });
-        let answer = match core.key_of_lock(id) {
-            None => core.call_to_the_end(release(None)).await.and_then(released),
+        let outcome = match core.key_of_lock(id) {
+            None => core.call_to_the_end(release(None)).await.and_then(outcome_of),
             // Runs on the engine's thread, where it continues if this future is dropped.
             Some(finding) => {
-                let asked = core.clone();
+                let caller = core.clone();
                 let releasing = core.run(Box::pin(async move {
                     match finding.await? {
                         Some(key) => {
-                            asked.call_to_the_end(release(Some(key))).await.and_then(released)
+                            caller.call_to_the_end(release(Some(key))).await.and_then(outcome_of)
                         }
-                        None => Ok(Verdict::NotFound),
+                        None => Ok(LockOutcome::Release(Verdict::NotFound)),
                     }
                 }));
                 releasing.await
             }
         };
-        report(self.observer.as_ref(), LockOperation::Release, &answer, (None, Some(id)));
-        Ok(matches!(answer?, Verdict::Done(())))
+        self.report(LockOperation::Release, LockResult::of(outcome.as_ref()), (None, Some(id)));
+        Ok(matches!(outcome?, LockOutcome::Release(Verdict::Done(_))))
     }
 
     /// Lets a held lock expire after `ttl` from now, whatever was left of its lease. Returns `false` if the lock is no
@@ -220,20 +222,10 @@ impl Locks {
     pub async fn extend(&self, id: &LockId, ttl: Duration) -> Result<bool, Error> {
         let (id, ttl) = (*id, millis("ttl", ttl)?);
         let command = |key| LockCommand::Extend { id, key, ttl, only_longer: false };
-        let asked = self.ask_by_id(id, command, extended, Verdict::NotFound).await;
-        let (verdict, _) = self.reported(LockOperation::Extend, (None, Some(id)), asked)?;
-        Ok(matches!(verdict, Verdict::Done(_)))
-    }
-
-    /// Extends a lock by its key and id. Also returns the moment when the answered request was sent.
-    pub(super) async fn extend_to(
-        &self,
-        (key, id): (&Name, LockId),
-        ttl: u64,
-    ) -> Result<(Verdict<u64>, Moment), Error> {
-        let key_of_it = Some(key.clone());
-        let command = LockCommand::Extend { id, key: key_of_it, ttl, only_longer: false };
-        self.ask(LockOperation::Extend, (Some(key), Some(id)), command, extended).await
+        let missing = LockOutcome::Extend(Verdict::NotFound);
+        let outcome = self.call_by_id(id, command, missing).await;
+        self.report(LockOperation::Extend, LockResult::of(outcome.as_ref()), (None, Some(id)));
+        Ok(matches!(outcome?, LockOutcome::Extend(Verdict::Done(_))))
     }
 
     /// Returns whether the lock with this key is held.
@@ -252,7 +244,10 @@ impl Locks {
         let key = key_of(key, &self.engine)?;
         let command = LockCommand::IsLocked { key: key.clone(), clean_up: self.clean_up };
         let about = (Some(&key), None);
-        Ok(self.ask(LockOperation::IsLocked, about, command, is_locked).await?.0)
+        match self.call(LockOperation::IsLocked, about, command).await?.0 {
+            LockOutcome::IsLocked(locked) => Ok(locked),
+            other => Err(unexpected(&other)),
+        }
     }
 
     /// Returns the information that anybody may see about the lock with this key, or `None` if it is not held.
@@ -289,7 +284,9 @@ impl Locks {
     /// The query changes nothing in the store, so the future can be dropped at any time.
     pub async fn lookup_raw(&self, key: &str) -> Result<Option<RawLockInfo>, Error> {
         let key = key_of(key, &self.engine)?;
-        self.find((Some(&key), None), LockRef::Key(key.clone())).await
+        let command = LockCommand::Lookup(LockRef::Key(key.clone()));
+        let (outcome, _) = self.call(LockOperation::Lookup, (Some(&key), None), command).await?;
+        Ok(found(outcome)?.as_ref().map(raw))
     }
 
     /// Returns the same as [`lookup_id`](Self::lookup_id), with the key and the lock id.
@@ -303,10 +300,11 @@ impl Locks {
         let by =
             |key: Option<Name>| LockCommand::Lookup(key.map_or(LockRef::Id(*id), LockRef::Key));
         // The key may belong to another holder by now.
-        let found = |answer| found(answer).map(|record| record.filter(|record| record.id == *id));
-        let asked = self.ask_by_id(*id, by, found, None).await;
-        let (found, _) = self.reported(LockOperation::Lookup, (None, Some(*id)), asked)?;
-        Ok(found.as_ref().map(raw))
+        let outcome = self.call_by_id(*id, by, LockOutcome::Lookup(None)).await;
+        let record = outcome.and_then(found).map(|found| found.filter(|record| record.id == *id));
+        let outcome = record.map(LockOutcome::Lookup);
+        self.report(LockOperation::Lookup, LockResult::of(outcome.as_ref()), (None, Some(*id)));
+        Ok(found(outcome?)?.as_ref().map(raw))
     }
 
     /// Returns the held locks, ordered by key, at most `limit` of them. On Redis this scans all keys of the server,
@@ -335,103 +333,85 @@ impl Locks {
         Ok(self.lookup_id_raw(id).await?.is_some())
     }
 
-    async fn find(
-        &self,
-        about: (Option<&Name>, Option<LockId>),
-        by: LockRef,
-    ) -> Result<Option<RawLockInfo>, Error> {
-        let (found, _) =
-            self.ask(LockOperation::Lookup, about, LockCommand::Lookup(by), found).await?;
-        Ok(found.as_ref().map(raw))
-    }
-
     /// Sends one command and notifies the observer. Also returns the moment when the answered request was sent.
-    async fn ask<T: super::observer::Reportable>(
+    pub(super) async fn call(
         &self,
         operation: LockOperation,
-        (key, id): (Option<&Name>, Option<LockId>),
+        about: (Option<&Name>, Option<LockId>),
         command: LockCommand,
-        read: impl Fn(Answer) -> Result<T, Error>,
-    ) -> Result<(T, Moment), Error> {
-        let asked = self.engine.core().call(Part::Lock(command)).await;
-        let asked = asked.and_then(|(answer, sent)| Ok((read(answer)?, sent)));
-        self.reported(operation, (key, id), asked)
+    ) -> Result<(LockOutcome, Moment), Error> {
+        let answered = self.engine.core().call(Part::Lock(command)).await;
+        let sent = answered.as_ref().map_or(Moment::NEVER, |(_, sent)| *sent);
+        let outcome = answered.and_then(|(answer, _)| outcome_of(answer));
+        self.report(operation, LockResult::of(outcome.as_ref()), about);
+        Ok((outcome?, sent))
     }
 
     /// Sends one command about a lock of which the caller knows only the id. Some stores have to look up the key first;
     /// if there is no key, this returns `missing`.
-    async fn ask_by_id<T>(
+    async fn call_by_id(
         &self,
         id: LockId,
         command: impl Fn(Option<Name>) -> LockCommand,
-        read: impl Fn(Answer) -> Result<T, Error>,
-        missing: T,
-    ) -> Result<(T, Moment), Error> {
+        missing: LockOutcome,
+    ) -> Result<LockOutcome, Error> {
         let core = self.engine.core();
         let key = match core.key_of_lock(id) {
             None => None,
             Some(finding) => match core.run(finding).await? {
-                None => return Ok((missing, core.now())),
+                None => return Ok(missing),
                 found => found,
             },
         };
-        let (answer, sent) = core.call(Part::Lock(command(key))).await?;
-        Ok((read(answer)?, sent))
+        let (answer, _) = core.call(Part::Lock(command(key))).await?;
+        outcome_of(answer)
     }
 
-    /// Notifies the observer of an answer.
-    fn reported<T: super::observer::Reportable>(
+    /// Notifies the observer, if there is one, and emits a `tracing` event. If nobody listens, this costs two comparisons.
+    pub(super) fn report(
         &self,
         operation: LockOperation,
-        (key, id): (Option<&Name>, Option<LockId>),
-        asked: Result<(T, Moment), Error>,
-    ) -> Result<(T, Moment), Error> {
-        let (answer, sent) = match asked {
-            Ok((answer, sent)) => (Ok(answer), sent),
-            Err(error) => (Err(error), self.engine.core().now()),
+        result: LockResult,
+        (key, lock_id): (Option<&Name>, Option<LockId>),
+    ) {
+        let observer = self.observer.as_ref();
+        if observer.is_none() && !tracing::enabled!(tracing::Level::DEBUG) {
+            return;
+        }
+        let key = key.map(Name::as_str);
+        let raw = observer.is_some_and(|observer| observer.raw);
+        let event = LockEvent {
+            operation,
+            result,
+            key_hash: key.map(hash),
+            lock_id_hash: lock_id.map(|id| hash(id.as_str())),
+            key: key.filter(|_| raw).map(str::to_owned),
+            lock_id: lock_id.filter(|_| raw),
         };
-        report(self.observer.as_ref(), operation, &answer, (key.map(Name::as_str), id));
-        Ok((answer?, sent))
+        let (key_hash, lock_id_hash) = (event.key_hash.as_deref(), event.lock_id_hash.as_deref());
+        event!(debug, ?operation, ?result, key_hash, lock_id_hash, "lock");
+        if let Some(observer) = observer {
+            guarded(|| observer.notify(&event));
+        }
     }
 }
 
-pub(super) fn unexpected(answer: &Answer) -> Error {
+pub(super) fn outcome_of(answer: Answer) -> Result<LockOutcome, Error> {
+    match answer {
+        Answer::Lock(outcome) => Ok(outcome),
+        other => Err(unexpected(&other)),
+    }
+}
+
+fn found(outcome: LockOutcome) -> Result<Option<Record>, Error> {
+    match outcome {
+        LockOutcome::Lookup(found) => Ok(found),
+        other => Err(unexpected(&other)),
+    }
+}
+
+pub(super) fn unexpected(answer: &impl std::fmt::Debug) -> Error {
     Error::internal(format!("unexpected answer to a command for a lock: {answer:?}"))
-}
-
-fn acquired(answer: Answer) -> Result<Acquired, Error> {
-    match answer {
-        Answer::Lock(LockOutcome::Acquire(acquired)) => Ok(acquired),
-        other => Err(unexpected(&other)),
-    }
-}
-
-fn released(answer: Answer) -> Result<Verdict<()>, Error> {
-    match answer {
-        Answer::Lock(LockOutcome::Release(verdict)) => Ok(verdict.map(drop)),
-        other => Err(unexpected(&other)),
-    }
-}
-
-fn extended(answer: Answer) -> Result<Verdict<u64>, Error> {
-    match answer {
-        Answer::Lock(LockOutcome::Extend(verdict)) => Ok(verdict),
-        other => Err(unexpected(&other)),
-    }
-}
-
-fn is_locked(answer: Answer) -> Result<bool, Error> {
-    match answer {
-        Answer::Lock(LockOutcome::IsLocked(locked)) => Ok(locked),
-        other => Err(unexpected(&other)),
-    }
-}
-
-fn found(answer: Answer) -> Result<Option<Record>, Error> {
-    match answer {
-        Answer::Lock(LockOutcome::Lookup(found)) => Ok(found),
-        other => Err(unexpected(&other)),
-    }
 }
 
 /// Returns the key. Fails if it begins with a prefix under which other things are stored.
@@ -444,10 +424,4 @@ pub(super) fn key_of(text: &str, engine: &Engine) -> Result<Name, Error> {
     }
     engine.core().check_name(Subject::Lock(&key))?;
     Ok(key)
-}
-
-impl std::fmt::Debug for Locks {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Locks").field("observer", &self.observer).finish_non_exhaustive()
-    }
 }

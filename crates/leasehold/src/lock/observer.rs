@@ -2,10 +2,8 @@
 
 use std::fmt;
 
-use crate::callbacks::{event, guarded};
-use crate::id::hash;
-use crate::machine::lock::{Acquired, Verdict};
-use crate::{Error, ErrorKind, LockId, Observer};
+use crate::machine::lock::{Acquired, LockOutcome, Verdict};
+use crate::{Error, ErrorKind, LockId};
 
 /// An operation on a lock.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -77,71 +75,26 @@ pub struct LockEvent {
     pub key_hash: Option<String>,
     /// The hash of the lock id: 24 hexadecimal digits.
     pub lock_id_hash: Option<String>,
-    /// The key itself, if the observer was made with [`include_raw`](Observer::include_raw).
+    /// The key itself, if the observer was made with [`include_raw`](crate::Observer::include_raw).
     pub key: Option<String>,
-    /// The lock id itself, if the observer was made with [`include_raw`](Observer::include_raw).
+    /// The lock id itself, if the observer was made with [`include_raw`](crate::Observer::include_raw).
     pub lock_id: Option<LockId>,
 }
 
-/// An answer of the store that can be reported to an observer.
-pub(super) trait Reportable {
-    fn result(&self) -> LockResult;
-}
-
-impl Reportable for Acquired {
-    fn result(&self) -> LockResult {
-        match self {
-            Self::Held { .. } => LockResult::Ok,
-            Self::Locked { .. } => LockResult::Fail(LockReason::Locked),
+impl LockResult {
+    pub(super) fn of(outcome: Result<&LockOutcome, &Error>) -> Self {
+        match outcome {
+            Ok(LockOutcome::Acquire(Acquired::Locked { .. })) => Self::Fail(LockReason::Locked),
+            Ok(LockOutcome::Release(Verdict::Expired) | LockOutcome::Extend(Verdict::Expired)) => {
+                Self::Fail(LockReason::Expired)
+            }
+            Ok(
+                LockOutcome::Release(Verdict::NotOwner | Verdict::NotFound)
+                | LockOutcome::Extend(Verdict::NotOwner | Verdict::NotFound)
+                | LockOutcome::Lookup(None),
+            ) => Self::Fail(LockReason::NotFound),
+            Ok(_) => Self::Ok,
+            Err(error) => Self::Error(error.kind()),
         }
-    }
-}
-
-impl<T> Reportable for Verdict<T> {
-    fn result(&self) -> LockResult {
-        match self {
-            Self::Done(_) => LockResult::Ok,
-            Self::NotOwner | Self::NotFound => LockResult::Fail(LockReason::NotFound),
-            Self::Expired => LockResult::Fail(LockReason::Expired),
-        }
-    }
-}
-
-impl Reportable for bool {
-    fn result(&self) -> LockResult {
-        LockResult::Ok
-    }
-}
-
-impl<T> Reportable for Option<T> {
-    fn result(&self) -> LockResult {
-        self.as_ref().map_or(LockResult::Fail(LockReason::NotFound), |_| LockResult::Ok)
-    }
-}
-
-/// Notifies the observer, if there is one, and emits a `tracing` event. If nobody listens, this costs two comparisons.
-pub(super) fn report<T: Reportable>(
-    observer: Option<&Observer>,
-    operation: LockOperation,
-    answer: &Result<T, Error>,
-    (key, lock_id): (Option<&str>, Option<LockId>),
-) {
-    if observer.is_none() && !tracing::enabled!(tracing::Level::DEBUG) {
-        return;
-    }
-    let result = answer.as_ref().map_or_else(|error| LockResult::Error(error.kind()), T::result);
-    let raw = observer.is_some_and(|observer| observer.raw);
-    let event = LockEvent {
-        operation,
-        result,
-        key_hash: key.map(hash),
-        lock_id_hash: lock_id.map(|id| hash(id.as_str())),
-        key: key.filter(|_| raw).map(str::to_owned),
-        lock_id: lock_id.filter(|_| raw),
-    };
-    let (key_hash, lock_id_hash) = (event.key_hash.as_deref(), event.lock_id_hash.as_deref());
-    event!(debug, ?operation, ?result, key_hash, lock_id_hash, "lock");
-    if let Some(observer) = observer {
-        guarded(|| observer.notify(&event));
     }
 }

@@ -60,6 +60,14 @@ pub enum ReleaseStatus {
 }
 
 impl AcquireStatus {
+    pub(super) fn of(status: Status) -> Option<Self> {
+        match status {
+            Status::Acquired => Some(Self::Acquired),
+            Status::CapacityFull => Some(Self::CapacityFull),
+            _ => None,
+        }
+    }
+
     /// Returns `acquired` or `capacity_full`, the words of other programs with such a pool.
     #[must_use]
     pub fn as_str(self) -> &'static str {
@@ -71,6 +79,15 @@ impl AcquireStatus {
 }
 
 impl RenewStatus {
+    pub(super) fn of(status: Status) -> Option<Self> {
+        match status {
+            Status::Renewed => Some(Self::Renewed),
+            Status::NotHeld => Some(Self::NotHeld),
+            Status::Expired => Some(Self::Expired),
+            _ => None,
+        }
+    }
+
     /// Returns `renewed`, `not_held` or `expired`, the words of other programs with such a pool.
     #[must_use]
     pub fn as_str(self) -> &'static str {
@@ -83,6 +100,15 @@ impl RenewStatus {
 }
 
 impl ReleaseStatus {
+    pub(super) fn of(status: Status) -> Option<Self> {
+        match status {
+            Status::Released => Some(Self::Released),
+            Status::NotHeld => Some(Self::NotHeld),
+            Status::AlreadyExpired => Some(Self::AlreadyExpired),
+            _ => None,
+        }
+    }
+
     /// Returns `released`, `not_held` or `already_expired`, the words of other programs with such a pool.
     #[must_use]
     pub fn as_str(self) -> &'static str {
@@ -95,46 +121,11 @@ impl ReleaseStatus {
 }
 
 /// Converts the answer of the store into the result of the call.
-pub(super) fn typed<S: TryFrom<Status>>(answer: PoolOutcome) -> Result<PoolAnswer<S>, Error> {
-    let PoolOutcome { status, current, expired } = answer;
-    let known = S::try_from(status).map_err(|_| Error::internal(format!("{status:?}")))?;
-    Ok(PoolAnswer { status: known, current_count: current, expired_count: expired })
-}
-
-impl TryFrom<Status> for AcquireStatus {
-    type Error = ();
-
-    fn try_from(status: Status) -> Result<Self, ()> {
-        match status {
-            Status::Acquired => Ok(Self::Acquired),
-            Status::CapacityFull => Ok(Self::CapacityFull),
-            _ => Err(()),
-        }
-    }
-}
-
-impl TryFrom<Status> for RenewStatus {
-    type Error = ();
-
-    fn try_from(status: Status) -> Result<Self, ()> {
-        match status {
-            Status::Renewed => Ok(Self::Renewed),
-            Status::NotHeld => Ok(Self::NotHeld),
-            Status::Expired => Ok(Self::Expired),
-            _ => Err(()),
-        }
-    }
-}
-
-impl TryFrom<Status> for ReleaseStatus {
-    type Error = ();
-
-    fn try_from(status: Status) -> Result<Self, ()> {
-        match status {
-            Status::Released => Ok(Self::Released),
-            Status::NotHeld => Ok(Self::NotHeld),
-            Status::AlreadyExpired => Ok(Self::AlreadyExpired),
-            _ => Err(()),
-        }
-    }
+pub(super) fn typed<S>(
+    outcome: PoolOutcome,
+    status_of: impl FnOnce(Status) -> Option<S>,
+) -> Result<PoolAnswer<S>, Error> {
+    let PoolOutcome { status, current, expired } = outcome;
+    let status = status_of(status).ok_or_else(|| Error::internal(format!("{status:?}")))?;
+    Ok(PoolAnswer { status, current_count: current, expired_count: expired })
 }

@@ -5,13 +5,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::PoolSpec;
-use crate::clock::{Moment, Span};
+use crate::clock::Span;
 use crate::engine::lease_spec::LeaseSpec;
-use crate::engine::pool_instance::PoolInstance;
-use crate::engine::ticket::Ticket;
-use crate::engine::watch::{Hold, Id, Watch};
+use crate::engine::pool_instance::{PoolInstance, PoolProtocol};
+use crate::engine::watch::{Acquiring, Id, Watch};
+use crate::guard::LeaseGuard;
 use crate::machine::{ReleaseHint, Terms};
-use crate::name::Name;
 use crate::permit::Lost;
 use crate::{AcquisitionId, Error};
 
@@ -36,84 +35,56 @@ use crate::{AcquisitionId, Error};
 /// ```
 #[must_use = "dropping the guard releases the lease"]
 pub struct PoolLease {
+    // Dropped before the client, whose engine sends the release.
+    guard: LeaseGuard<PoolProtocol>,
     pool: Arc<PoolSpec>,
-    shared: Arc<PoolInstance>,
-    instance: Name,
-    ticket: Arc<Ticket>,
 }
 
-/// One acquisition of an instance id by a pool handle.
+/// One acquisition of an instance id, by one handle of the pool.
 pub(super) struct PoolAcquisition {
-    shared: Arc<PoolInstance>,
-    instance: Name,
-    name: Name,
+    instance: Arc<PoolInstance>,
     lease: Span,
     watch: Arc<Watch>,
 }
 
 impl PoolAcquisition {
-    pub(super) fn new(pool: &PoolSpec, shared: Arc<PoolInstance>, instance: Name) -> Self {
-        let PoolSpec { name, ttl: lease, watch, .. } = pool;
-        Self { shared, instance, name: name.clone(), lease: *lease, watch: watch.clone() }
+    pub(super) fn new(pool: &PoolSpec, instance: Arc<PoolInstance>) -> Self {
+        Self { instance, lease: pool.ttl, watch: pool.watch.clone() }
     }
 }
 
 impl LeaseSpec for PoolAcquisition {
-    fn what(&self) -> &'static str {
-        "lease"
-    }
-
-    fn name(&self) -> &Name {
-        &self.name
-    }
-
-    fn now(&self) -> Moment {
-        self.shared.core.now()
+    fn watch(&self) -> &Watch {
+        &self.watch
     }
 
     fn terms(&self) -> Terms {
         Terms { lease: Some(self.lease), ttl: None }
     }
 
-    fn renews(&self) -> bool {
-        true
-    }
-
-    fn label(&self) -> Option<&Arc<str>> {
-        None
-    }
-
-    fn watch(&self) -> &Watch {
-        &self.watch
-    }
-
     fn id(&self, _id: AcquisitionId) -> Id {
-        Id::Instance(self.instance.clone())
+        Id::Instance(self.instance.protocol.instance().clone())
     }
 
     fn end(&self, id: AcquisitionId, _known: ReleaseHint) {
-        self.shared.end(id);
+        self.instance.end(id);
     }
 }
 
 impl PoolLease {
-    pub(super) fn new(
-        pool: Arc<PoolSpec>,
-        shared: Arc<PoolInstance>,
-        instance: Name,
-        ticket: Arc<Ticket>,
-    ) -> Self {
-        Self { pool, shared, instance, ticket }
+    pub(super) fn new(guard: LeaseGuard<PoolProtocol>, pool: Arc<PoolSpec>) -> Self {
+        Self { guard, pool }
     }
 
-    pub(super) fn watch(&self, hold: Hold) {
-        self.ticket.watch(hold);
+    /// Reports the acquire, and observes the lease until it ends.
+    pub(super) fn watch(&self, watched: Acquiring) {
+        self.guard.ticket.watch(watched.acquired(None, || {}));
     }
 
     /// Returns the instance id that holds the lease.
     #[must_use]
     pub fn instance_id(&self) -> &str {
-        self.instance.as_str()
+        self.guard.driver.protocol.instance().as_str()
     }
 
     /// Returns the name of the pool.
@@ -125,7 +96,7 @@ impl PoolLease {
     /// Returns the instant until which this lease is valid without another renewal.
     #[must_use]
     pub fn valid_until(&self) -> Instant {
-        Instant::now() + self.ticket.valid_until().saturating_since(self.shared.core.now())
+        self.guard.valid_until()
     }
 
     /// Checks that the lease is still held.
@@ -133,7 +104,7 @@ impl PoolLease {
     /// # Errors
     /// [`Error::Lost`] if the lease is no longer held.
     pub fn check(&self) -> Result<(), Error> {
-        self.ticket.check().map_err(|reason| self.ticket.lost(reason))
+        self.guard.check()
     }
 
     /// Returns a future that resolves when the lease is lost, with the reason: it could not be renewed in time, the
@@ -143,7 +114,7 @@ impl PoolLease {
     /// # Cancel safety
     /// Dropping the future only stops listening. The lease is not affected.
     pub fn lost(&self) -> Lost {
-        Lost::of(self.ticket.clone())
+        self.guard.lost()
     }
 
     /// Releases the lease and waits until the store has confirmed it. Returns `true` if the lease was held until now,
@@ -162,13 +133,7 @@ impl PoolLease {
     /// # Cancel safety
     /// If the future is dropped, even before its first poll, the release continues in the background.
     pub async fn release(self) -> Result<bool, Error> {
-        self.shared.release(&self.ticket).done().await
-    }
-}
-
-impl Drop for PoolLease {
-    fn drop(&mut self) {
-        self.shared.end(self.ticket.id);
+        self.guard.release().done().await
     }
 }
 

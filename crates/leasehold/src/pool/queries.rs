@@ -1,6 +1,5 @@
 //! Lists the members of pools.
 
-use std::fmt;
 use std::sync::Arc;
 
 use crate::Error;
@@ -23,6 +22,7 @@ use crate::stats::PoolStats;
 /// # Ok(())
 /// # }
 /// ```
+#[derive(Debug)]
 pub struct Pools {
     engine: Arc<Engine>,
 }
@@ -71,11 +71,5 @@ impl Pools {
     pub async fn lookup(&self, name: &str) -> Result<Option<PoolStats>, Error> {
         let query = PoolQuery::Named(super::name_of(name)?);
         Ok(self.engine.core().list_pools(query).await?.pop())
-    }
-}
-
-impl fmt::Debug for Pools {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pools").finish_non_exhaustive()
     }
 }

@@ -17,22 +17,16 @@ pin_project! {
     pub struct LimitedBody<B> {
         #[pin]
         body: B,
-        hold: Hold,
+        // Boxed, because a body without a permit is moved around, too.
+        held: Option<Box<Held>>,
+        // Whether the body has ended because its permit was lost.
+        lost: bool,
     }
-}
-
-#[derive(Debug)]
-enum Hold {
-    Nothing,
-    // Boxed, because a body without a permit is moved around, too.
-    Held(Box<Held>),
-    /// The body has ended because its permit was lost.
-    Lost,
 }
 
 impl<B> LimitedBody<B> {
     pub(super) fn new(body: B, held: Option<Held>) -> Self {
-        Self { body, hold: held.map_or(Hold::Nothing, |held| Hold::Held(Box::new(held))) }
+        Self { body, held: held.map(Box::new), lost: false }
     }
 }
 
@@ -45,27 +39,24 @@ impl<B: Body<Error: Into<BoxError>>> Body for LimitedBody<B> {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<B::Data>, BoxError>>> {
         let this = self.project();
-        match this.hold {
-            Hold::Nothing => {}
-            Hold::Held(held) => {
-                // Check the loss first, so that nothing is produced after it.
-                if let Poll::Ready(error) = held.poll_lost(cx) {
-                    *this.hold = Hold::Lost;
-                    return Poll::Ready(Some(Err(error.into())));
-                }
-            }
-            Hold::Lost => return Poll::Ready(None),
+        if *this.lost {
+            return Poll::Ready(None);
+        }
+        // Check the loss first, so that nothing is produced after it.
+        if let Some(Poll::Ready(error)) = this.held.as_mut().map(|held| held.poll_lost(cx)) {
+            (*this.held, *this.lost) = (None, true);
+            return Poll::Ready(Some(Err(error.into())));
         }
         let frame = ready!(this.body.poll_frame(cx));
         if frame.is_none() {
             // The server may keep the body although it has ended.
-            *this.hold = Hold::Nothing;
+            *this.held = None;
         }
         Poll::Ready(frame.map(|frame| frame.map_err(B::Error::into)))
     }
 
     fn is_end_stream(&self) -> bool {
-        matches!(self.hold, Hold::Lost) || self.body.is_end_stream()
+        self.lost || self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {

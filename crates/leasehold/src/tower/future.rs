@@ -63,39 +63,38 @@ where
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
         loop {
-            match this.state.as_mut().project() {
+            let error = match this.state.as_mut().project() {
                 Projected::Acquiring { limit, call } => {
                     let acquired = match limit {
                         Ok(limit) => ready!(limit.poll(cx)),
                         Err(error) => Err(error.clone()),
                     };
-                    let (held, (mut service, request)) = match (acquired, call.take()) {
-                        (Ok(held), Some(call)) => (held, call),
-                        (Err(error), _) => {
-                            this.state.set(State::Done);
-                            let refused = this.refuse.refuse(error);
-                            return Poll::Ready(refused.map(|response| wrap(response, None)));
+                    match (acquired, call.take()) {
+                        (Ok(held), Some((mut service, request))) => {
+                            let future = service.call(request);
+                            this.state.set(State::Running { future, held });
+                            continue;
                         }
                         (Ok(_), None) => unreachable!("it is taken out only once"),
-                    };
-                    let future = service.call(request);
-                    this.state.set(State::Running { future, held });
+                        (Err(error), _) => error,
+                    }
                 }
                 Projected::Running { future, held } => {
                     // Check the loss first, so that the work is never polled after it.
                     if let Some(Poll::Ready(error)) = held.as_mut().map(|held| held.poll_lost(cx)) {
+                        error
+                    } else {
+                        let result = ready!(future.poll(cx));
+                        let held = held.take();
                         this.state.set(State::Done);
-                        let refused = this.refuse.refuse(error);
-                        return Poll::Ready(refused.map(|response| wrap(response, None)));
+                        let response = result.map(|response| wrap(response, held));
+                        return Poll::Ready(response.map_err(R::failed));
                     }
-                    let result = ready!(future.poll(cx));
-                    let held = held.take();
-                    this.state.set(State::Done);
-                    let response = result.map(|response| wrap(response, held));
-                    return Poll::Ready(response.map_err(R::failed));
                 }
                 Projected::Done => panic!("a response was polled after it was done"),
-            }
+            };
+            this.state.set(State::Done);
+            return Poll::Ready(this.refuse.refuse(error).map(|response| wrap(response, None)));
         }
     }
 }

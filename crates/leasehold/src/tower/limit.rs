@@ -40,20 +40,22 @@ impl Limit {
         let guard = match &mut self.0 {
             Acquiring::Nothing => return Poll::Ready(Ok(None)),
             Acquiring::Permit(acquire) => Guard::Permit(ready!(Pin::new(acquire).poll(cx))?),
-            Acquiring::Try(acquire) => {
-                let name = acquire.0.name().to_owned();
-                match ready!(Pin::new(acquire).poll(cx))? {
-                    Some(permit) => Guard::Permit(permit),
-                    None => return Poll::Ready(Err(full(name))),
-                }
-            }
+            Acquiring::Try(acquire) => match ready!(Pin::new(&mut *acquire).poll(cx))? {
+                Some(permit) => Guard::Permit(permit),
+                None => return Poll::Ready(Err(full(acquire.0.name()))),
+            },
             Acquiring::Lock(acquire) => Guard::Lock(ready!(acquire.as_mut().poll(cx))?),
         };
-        Poll::Ready(Ok(Some(Held::new(guard))))
+        let lost = match &guard {
+            Guard::Permit(permit) => permit.lost(),
+            Guard::Lock(guard) => guard.lost(),
+        };
+        Poll::Ready(Ok(Some(Held { lost, _guard: guard })))
     }
 }
 
-fn full(name: String) -> Error {
+fn full(name: &str) -> Error {
+    let name = name.to_owned();
     Error::TimedOut { what: "permit", name, limit: Duration::ZERO, full: None, next_start: None }
 }
 
@@ -98,7 +100,7 @@ impl fmt::Debug for Limit {
 #[derive(Debug)]
 pub(super) struct Held {
     lost: Lost,
-    guard: Guard,
+    _guard: Guard,
 }
 
 #[derive(Debug)]
@@ -108,19 +110,8 @@ enum Guard {
 }
 
 impl Held {
-    fn new(guard: Guard) -> Self {
-        let lost = match &guard {
-            Guard::Permit(permit) => permit.lost(),
-            Guard::Lock(guard) => guard.lost(),
-        };
-        Self { lost, guard }
-    }
-
     /// Resolves with an error if the permit or lock was lost.
     pub(super) fn poll_lost(&mut self, cx: &mut Context<'_>) -> Poll<Error> {
-        Pin::new(&mut self.lost).poll(cx).map(|reason| match &self.guard {
-            Guard::Permit(permit) => permit.lost_error(reason),
-            Guard::Lock(guard) => guard.lost_error(reason),
-        })
+        self.lost.poll_error(cx)
     }
 }
