@@ -85,11 +85,11 @@ pub(crate) use in_memory::InMemory;
 pub(crate) use limits::{Limits, Steer, Steered};
 #[cfg(all(feature = "local", target_os = "linux"))]
 pub(crate) use limits::{Pace, Pause};
-#[cfg(test)]
-pub(crate) use questions::MemberView;
 pub(crate) use questions::Row;
 pub(crate) use rate::{Rate, TokenBucket};
 pub(crate) use rows::{Member, Rows, SemaphoreRow, Stage};
+#[cfg(test)]
+pub(crate) use tests::view::MemberView;
 
 /// The most waiters out of reach that one batch passes over: see docs/guarantees.md.
 const PASSED_OVER: u32 = 10_000;

@@ -398,7 +398,7 @@ impl NameState for InProcessName {
         }
         for row in state.store.machine().holders() {
             // A permit that never expires stays valid.
-            if let Some(ticket) = row.kept.as_ref().filter(|own| own.valid_until() != Moment::NEVER)
+            if let Some(ticket) = row.tag.as_ref().filter(|own| own.valid_until() != Moment::NEVER)
             {
                 ticket.lose(LossReason::NotRenewed, &mut deferred);
             }

@@ -109,6 +109,29 @@ impl Member {
         }
     }
 
+    /// Returns the fence of a holder; `None` for a waiter.
+    pub(crate) fn fence(&self) -> Option<Fence> {
+        match self.stage {
+            Stage::Waiting { .. } => None,
+            Stage::Holding { fence, .. } => Some(fence),
+        }
+    }
+
+    /// Returns the end of the TTL of a holder.
+    pub(crate) fn hold_until(&self) -> Option<Time> {
+        match self.stage {
+            Stage::Waiting { .. } => None,
+            Stage::Holding { hold_until, .. } => hold_until,
+        }
+    }
+
+    pub(crate) fn slot_number(&self) -> Option<NonZeroU32> {
+        match self.stage {
+            Stage::Waiting { .. } => None,
+            Stage::Holding { slot_number, .. } => slot_number,
+        }
+    }
+
     /// Returns the permit as it is reported to its holder; `None` for a waiter.
     #[inline]
     pub(crate) fn held(&self, now: Time) -> Option<Held> {

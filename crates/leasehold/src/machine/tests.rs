@@ -16,6 +16,8 @@ use super::*;
 use crate::ClientId;
 use crate::clock::Span;
 
+pub(crate) mod view;
+
 /// An acquisition, by its client and number.
 #[derive(Clone, Copy, Debug)]
 struct Who {
@@ -165,12 +167,12 @@ impl Members {
     fn of(machine: &Machine) -> Self {
         let holders = machine.holders();
         let all = || holders.iter().copied().chain(machine.waiters());
-        let slot = |row: Row<'_, ()>| Some((row.id, row.slot_number?.get()));
+        let slot = |row: Row<'_, ()>| Some((row.id, row.member.slot_number()?.get()));
         Self {
-            ends: all().filter_map(|row| Some((row.id, row.ends?))).collect(),
-            weights: all().map(|row| (row.id, row.weight)).collect(),
+            ends: all().filter_map(|row| Some((row.id, row.member.ends()?))).collect(),
+            weights: all().map(|row| (row.id, row.member.weight())).collect(),
             slots: all().filter_map(slot).collect(),
-            holders: holders.iter().filter_map(|row| Some((row.id, row.fence?))).collect(),
+            holders: holders.iter().filter_map(|row| Some((row.id, row.member.fence()?))).collect(),
             waiters: machine.waiters().map(|row| row.id).collect(),
         }
     }
@@ -698,8 +700,8 @@ proptest! {
     fn the_next_expiry_is_never_later_than_what_ends_next(steps in vec(step(), 1..120)) {
         watch(steps, |world, _| {
             let holders = world.machine.holders();
-            let ends = holders.iter().filter_map(|row| row.ends).min();
-            let head = world.machine.waiters().next().and_then(|row| row.ends);
+            let ends = holders.iter().filter_map(|row| row.member.ends()).min();
+            let head = world.machine.waiters().next().and_then(|row| row.member.ends());
             prop_assert_eq!(world.machine.next_expiry(), ends.into_iter().chain(head).min());
             Ok(())
         })?;

@@ -136,7 +136,7 @@ fn of_limits(world: &World) -> Vec<Property<World>> {
                 let machine = &state.store.machine;
                 let free = machine.units() < machine.limits().capacity();
                 let head = machine.waiters().next();
-                free && head.is_some_and(|head| head.weight > 1)
+                free && head.is_some_and(|head| head.member.weight() > 1)
             },
         ));
     }

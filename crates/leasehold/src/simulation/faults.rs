@@ -189,7 +189,7 @@ impl Simulation<'_> {
 
     fn remove_a_waiter(&mut self, thing: usize) {
         let waiters: Vec<_> =
-            self.store.machines[thing].waiters().map(|row| (row.id, row.ends)).collect();
+            self.store.machines[thing].waiters().map(|row| (row.id, row.member.ends())).collect();
         if waiters.is_empty() {
             return;
         }

@@ -65,7 +65,7 @@ impl Simulation<'_> {
         let now = self.store_time();
         let machine = &self.store.machines[thing];
         let listens = |id: &AcquisitionId| self.store.listening.contains_key(&id.client());
-        let left = machine.waiters().take_while(|row| fits(machine, row.weight, now));
+        let left = machine.waiters().take_while(|row| fits(machine, row.member.weight(), now));
         let left = left.map(|row| row.id).find(listens);
         if let Some(id) = left {
             let what = format!("{id} waits at the end of a command, although its permit is free");

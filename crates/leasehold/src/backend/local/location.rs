@@ -117,7 +117,7 @@ impl Location {
     }
 
     /// Finds a store that exists, and creates nothing.
-    pub(super) fn look(path: &Path) -> Result<Self, Error> {
+    pub(super) fn find(path: &Path) -> Result<Self, Error> {
         let file = fs::canonicalize(path).map_err(|error| of_system("finding", path, error))?;
         inspect::check_file_system(&file, file.parent().unwrap_or(Path::new("/")))?;
         let _opening = Opening::begin(&file, Instant::now() + schema::BUSY)?;
@@ -443,6 +443,7 @@ mod tests {
                     answer_timeout: Duration::from_secs(5),
                     confirm_within: Span::from_millis(5000),
                     create_directories: false,
+                    read_only: false,
                 };
                 let (_, made) = Location::prepare(&settings, until, |place, _| {
                     let made = with_suffix(&place.file, "-journal").exists();
