@@ -218,7 +218,7 @@ impl Limits {
     }
 
     pub(crate) fn of(limits: &machine::Limits, now: Time) -> Self {
-        let paused = limits.paused().map(|paused| Paused {
+        let paused = limits.paused.as_ref().map(|paused| Paused {
             since: now.since(paused.since),
             by: paused.by.to_string(),
             reason: paused.reason.as_deref().map(str::to_owned),
@@ -226,7 +226,7 @@ impl Limits {
         let meter = limits.meter();
         let rate = meter.map(|meter| RateLimit::of(meter.rate));
         let next_token = meter.and_then(|meter| meter.next_in(now)).map(Span::duration);
-        Self { declared: limits.declared(), pinned: limits.pinned(), paused, rate, next_token }
+        Self { declared: limits.declared, pinned: limits.pinned, paused, rate, next_token }
     }
 }
 

@@ -49,17 +49,17 @@ impl<T: Clone + Default> Machine<InMemory<T>> {
         self.rows.row.units
     }
 
-    /// Returns the client's data that is kept with a holder or a waiter.
-    pub(crate) fn kept(&self, id: AcquisitionId) -> Option<&T> {
-        self.rows.members.get(&id).map(|(_, kept)| kept)
+    /// Returns the tag of a holder or a waiter.
+    pub(crate) fn tag(&self, id: AcquisitionId) -> Option<&T> {
+        self.rows.members.get(&id).map(|(_, tag)| tag)
     }
 
-    pub(crate) fn into_kept(self) -> impl Iterator<Item = T> {
-        self.rows.members.into_values().map(|(_, kept)| kept)
+    pub(crate) fn into_tags(self) -> impl Iterator<Item = T> {
+        self.rows.members.into_values().map(|(_, tag)| tag)
     }
 
-    pub(crate) fn kept_mut(&mut self, id: AcquisitionId) -> Option<&mut T> {
-        self.rows.members.get_mut(&id).map(|(_, kept)| kept)
+    pub(crate) fn tag_mut(&mut self, id: AcquisitionId) -> Option<&mut T> {
+        self.rows.members.get_mut(&id).map(|(_, tag)| tag)
     }
 
     pub(crate) fn holds(&self, id: AcquisitionId) -> bool {

@@ -332,7 +332,7 @@ proptest! {
             }
             let capacity = limits.iter().map(|own| own.capacity() as usize).max().unwrap();
             prop_assert!(!granted || held <= capacity, "{held} of {capacity} after a grant");
-            let paused = limits.iter().all(|own| own.paused().is_some());
+            let paused = limits.iter().all(|own| own.paused.is_some());
             prop_assert!(!granted || !paused, "a grant during a pause");
             Ok(())
         })?;
@@ -743,7 +743,7 @@ proptest! {
                 Command::Enqueue { id, declared, terms, share: Share::ONE, .. }
                     if terms == Terms::default()
                         && declared.rate.is_none()
-                        && machine.kept(id).is_none() =>
+                        && machine.tag(id).is_none() =>
                 {
                     let capacity = (declared.capacity, declared.is_new);
                     machine.hold_at_once(id, capacity, || now).map(Outcome::Held)

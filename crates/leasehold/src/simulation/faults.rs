@@ -152,7 +152,7 @@ impl Simulation<'_> {
             let limits = self.store.machines[thing].limits();
             let any = self.operator.u32(1..=known.capacity);
             let steer = match self.operator.u32(..10) {
-                0..4 if limits.paused().is_some() => Steer::Resume,
+                0..4 if limits.paused.is_some() => Steer::Resume,
                 0..4 => Steer::Pause { by: "an operator".into(), reason: None },
                 4..6 => Steer::Pin(any),
                 6..8 => Steer::Unpin,

@@ -172,5 +172,5 @@ fn fits(machine: &Machine, weight: u32, now: Time) -> bool {
     let limits = machine.limits();
     let room = limits.capacity().saturating_sub(machine.units());
     let has_token = limits.meter().is_none_or(|meter| meter.is_free(now));
-    limits.paused().is_none() && weight <= room && has_token
+    limits.paused.is_none() && weight <= room && has_token
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rusqlite::{Connection, TransactionBehavior, params};
 
 use super::LocalSettings;
-use super::errors::{damaged_log, of_system};
+use super::errors::{During, damaged_log};
 use super::lifeline::{self, Clients, Lifeline, WakeUps};
 use super::location::Location;
 use super::schema::{self, StoreClock};
@@ -309,8 +309,7 @@ impl Database {
 
 /// Returns the id of the current boot.
 fn boot() -> Result<String, Error> {
-    let boot = fs::read_to_string(BOOT_ID);
-    let boot = boot.map_err(|error| of_system("reading", Path::new(BOOT_ID), error))?;
+    let boot = fs::read_to_string(BOOT_ID).during("reading", Path::new(BOOT_ID))?;
     Ok(boot.trim().to_owned())
 }
 

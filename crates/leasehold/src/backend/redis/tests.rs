@@ -343,7 +343,7 @@ impl Both {
             waiters: machine.waiters().map(|row| row.id.to_string()).collect(),
             limits: {
                 let limits = machine.limits();
-                let pinned = limits.pinned();
+                let pinned = limits.pinned;
                 let mut slots: Vec<_> = holders
                     .iter()
                     .filter_map(|row| Some(row.member.slot_number()?.get()))
@@ -352,8 +352,8 @@ impl Both {
                 Limits {
                     capacity: limits.capacity(),
                     pinned,
-                    declared: pinned.map(|_| limits.declared()),
-                    paused: limits.paused().map(|paused| paused.since.micros()),
+                    declared: pinned.map(|_| limits.declared),
+                    paused: limits.paused.as_ref().map(|paused| paused.since.micros()),
                     units: machine.units(),
                     meter: limits.meter().copied(),
                     slots,

@@ -75,7 +75,7 @@ pub(in crate::backend::local) fn semaphore(row: &Row<'_>) -> Result<(i64, Semaph
             }
         },
     };
-    let limits = Limits::stored(row.get(2)?, row.get(8)?, paused, pace);
+    let limits = Limits { declared: row.get(2)?, pinned: row.get(8)?, paused, pace };
     let count = |column| row.get::<_, u32>(column).map(|count| count as usize);
     Ok((
         row.get(1)?,
@@ -105,10 +105,8 @@ pub(in crate::backend::local) fn holder(row: &Row<'_>) -> Result<(AcquisitionId,
 }
 
 pub(in crate::backend::local) fn waiter(row: &Row<'_>) -> Result<(AcquisitionId, Member)> {
-    let (terms, share) = (
-        Terms { lease: None, ttl: row.get(5)? },
-        Share { weight: row.get(3)?, numbered: row.get(6)? },
-    );
+    let terms = Terms { lease: None, ttl: row.get(5)? };
+    let share = Share { weight: row.get(3)?, numbered: row.get(6)? };
     member(row, Stage::Waiting { place: row.get::<_, Bits>(4)?.0, terms, share }, None)
 }
 
@@ -180,27 +178,24 @@ impl<'a> SqlRows<'a> {
         )?
         .execute(params![
             self.id,
-            limits.declared(),
+            limits.declared,
             Bits(*holding as u64),
             units,
             Bits(*waiting as u64),
             Bits(*next_place),
             Bits(*last_fence)
         ])?;
-        let others = |limits: &'_ Limits| {
-            let (pinned, paused, pace) = (limits.pinned(), limits.paused(), limits.pace());
-            (pinned, paused.cloned(), pace)
-        };
-        if others(limits) == others(&self.stored.limits) {
+        let Limits { pinned, paused, pace, .. } = limits;
+        let stored = &self.stored.limits;
+        if (pinned, paused, pace) == (&stored.pinned, &stored.paused, &stored.pace) {
             return Ok(());
         }
-        let paused = limits.paused();
-        let count = match limits.pace() {
+        let (meter, paused) = (limits.meter(), paused.as_ref());
+        let count = match pace {
             Pace::Undeclared => None,
             Pace::Free => Some(0),
             Pace::Metered(meter) => Some(meter.rate.count),
         };
-        let meter = limits.meter();
         self.prepare(
             "UPDATE semaphores SET pinned = ?2, paused = ?3, paused_by = ?4, pause_reason = ?5, rate_count = ?6,
                     rate_period = ?7, rate_burst = ?8, rate_full_at = ?9, rate_returns_from = ?10
@@ -208,7 +203,7 @@ impl<'a> SqlRows<'a> {
         )?
         .execute(params![
             self.id,
-            limits.pinned(),
+            pinned,
             paused.map(|paused| paused.since),
             paused.map(|paused| &paused.by),
             paused.map(|paused| &paused.reason),
@@ -267,7 +262,7 @@ pub(super) type Label = Option<Arc<str>>;
 
 impl Rows for SqlRows<'_> {
     /// `None` for a member that is removed: nobody reads its label.
-    type Kept = Label;
+    type Tag = Label;
     type Error = rusqlite::Error;
 
     fn row(&self) -> &SemaphoreRow {
@@ -278,7 +273,7 @@ impl Rows for SqlRows<'_> {
         &mut self.row
     }
 
-    fn keep(label: Option<&Arc<str>>) -> Label {
+    fn tag_of(label: Option<&Arc<str>>) -> Label {
         label.cloned()
     }
 

@@ -147,8 +147,8 @@ fn by_machine(
 }
 
 fn compared(limits: &machine::Limits) -> (u32, Option<u32>, Option<u64>, Option<TokenBucket>) {
-    let paused = limits.paused().map(|paused| paused.since.micros());
-    (limits.declared(), limits.pinned(), paused, limits.meter().copied())
+    let paused = limits.paused.as_ref().map(|paused| paused.since.micros());
+    (limits.declared, limits.pinned, paused, limits.meter().copied())
 }
 
 fn by_sqlite(
