@@ -85,11 +85,11 @@ pub(crate) use in_memory::InMemory;
 pub(crate) use limits::{Limits, Steer, Steered};
 #[cfg(all(feature = "local", target_os = "linux"))]
 pub(crate) use limits::{Pace, Pause};
-#[cfg(test)]
-pub(crate) use questions::MemberView;
 pub(crate) use questions::Row;
 pub(crate) use rate::{Rate, TokenBucket};
 pub(crate) use rows::{Member, Rows, SemaphoreRow, Stage};
+#[cfg(test)]
+pub(crate) use tests::view::MemberView;
 
 /// The most waiters out of reach that one batch passes over: see docs/guarantees.md.
 const PASSED_OVER: u32 = 10_000;
@@ -105,12 +105,12 @@ impl<R: Rows> Machine<R> {
     pub(crate) fn apply(
         &mut self,
         command: &Command,
-        call: &mut Circumstances<'_, R::Kept>,
+        call: &mut Circumstances<'_, R::Tag>,
     ) -> Result<Outcome, R::Error> {
         match command {
             Command::Enqueue { id, declared, wait, terms, share, label } => {
-                let keep = |_: Option<&Held>| R::keep(label.as_ref());
-                return self.enqueue(*id, *declared, *wait, *terms, *share, keep, call);
+                let tag = |_: Option<&Held>| R::tag_of(label.as_ref());
+                return self.enqueue(*id, *declared, *wait, *terms, *share, tag, call);
             }
             Command::Release { id, known } => {
                 return self.release(*id, *known, call).map(|(role, _)| Outcome::Removed(role));
@@ -136,8 +136,8 @@ impl<R: Rows> Machine<R> {
         Ok(outcome)
     }
 
-    /// See [`Command::Enqueue`]. `keep` creates the data that is kept with the acquisition. It receives the permit, or
-    /// `None` if the acquisition waits.
+    /// See [`Command::Enqueue`]. `tag` returns the tag of the acquisition. It receives the permit, or `None` if the
+    /// acquisition waits.
     #[inline]
     #[allow(clippy::too_many_arguments)] // the fields of the command
     pub(crate) fn enqueue(
@@ -147,8 +147,8 @@ impl<R: Rows> Machine<R> {
         wait: bool,
         terms: Terms,
         share: Share,
-        keep: impl FnOnce(Option<&Held>) -> R::Kept,
-        call: &mut Circumstances<'_, R::Kept>,
+        tag: impl FnOnce(Option<&Held>) -> R::Tag,
+        call: &mut Circumstances<'_, R::Tag>,
     ) -> Result<Outcome, R::Error> {
         if crate::broken::is("idempotence") {
             self.remove(id, ReleaseHint::Nothing)?;
@@ -166,7 +166,7 @@ impl<R: Rows> Machine<R> {
         // The declaration comes first: if it makes room, the room belongs to the waiters that are already queued.
         row.limits.declare(declared, now, row.last_fence);
         if is_new && row.waiting == 0 && row.fits(share.weight, now) {
-            return Ok(Outcome::Held(self.hold(id, terms, share, now, keep)?));
+            return Ok(Outcome::Held(self.hold(id, terms, share, now, tag)?));
         }
         self.expire(call)?;
         let mut nobody_before = self.grant(call)?;
@@ -182,10 +182,10 @@ impl<R: Rows> Machine<R> {
         } else if share.weight > capacity {
             Outcome::TooHeavy { capacity }
         } else if nobody_before && self.fits(share.weight, now) {
-            Outcome::Held(self.hold(id, terms, share, now, keep)?)
+            Outcome::Held(self.hold(id, terms, share, now, tag)?)
         } else if wait {
             let ahead = self.rows.row().waiting;
-            self.wait(id, terms, share, now, keep(None))?;
+            self.wait(id, terms, share, now, tag(None))?;
             Outcome::Waiting { ahead }
         } else {
             Outcome::Full
@@ -199,8 +199,8 @@ impl<R: Rows> Machine<R> {
         &mut self,
         id: AcquisitionId,
         known: ReleaseHint,
-        call: &mut Circumstances<'_, R::Kept>,
-    ) -> Result<(Role, Option<R::Kept>), R::Error> {
+        call: &mut Circumstances<'_, R::Tag>,
+    ) -> Result<(Role, Option<R::Tag>), R::Error> {
         // Remove first: a waiter that is being removed must not be granted a permit.
         let mut removed = self.remove(id, known)?;
         if removed.is_none()
@@ -209,12 +209,12 @@ impl<R: Rows> Machine<R> {
         {
             removed = self.remove(longest, known)?;
         }
-        let (role, kept) = match removed {
-            Some((member, kept)) => {
+        let (role, tag) = match removed {
+            Some((member, tag)) => {
                 if call.from != Some(id.client()) {
                     self.rows.record_cancel(id, &member, call.now)?;
                 }
-                (if member.is_holder() { Role::Holder } else { Role::Waiter }, Some(kept))
+                (if member.is_holder() { Role::Holder } else { Role::Waiter }, Some(tag))
             }
             None => (Role::Nobody, None),
         };
@@ -222,23 +222,23 @@ impl<R: Rows> Machine<R> {
             self.expire(call)?;
             self.grant(call)?;
         }
-        Ok((role, kept))
+        Ok((role, tag))
     }
 
     #[inline]
-    pub(crate) fn expire(&mut self, call: &mut Circumstances<'_, R::Kept>) -> Result<(), R::Error> {
+    pub(crate) fn expire(&mut self, call: &mut Circumstances<'_, R::Tag>) -> Result<(), R::Error> {
         let may_expire = self.is_timed() && !crate::broken::is("expiry");
         if may_expire { self.expire_due(call) } else { Ok(()) }
     }
 
-    fn expire_due(&mut self, call: &mut Circumstances<'_, R::Kept>) -> Result<(), R::Error> {
+    fn expire_due(&mut self, call: &mut Circumstances<'_, R::Tag>) -> Result<(), R::Error> {
         let due = self.rows.remove_due(call.now)?;
         if let Some(meter) = self.rows.row_mut().limits.meter_mut() {
             meter.settle(call.now);
         }
         self.count_out(due.iter().map(|(_, member, _)| member));
         let holders = due.into_iter().filter(|(_, member, _)| member.is_holder());
-        call.effects.expired.extend(holders.map(|(id, _, kept)| (id, kept)));
+        call.effects.expired.extend(holders.map(|(id, _, tag)| (id, tag)));
         Ok(())
     }
 
@@ -277,14 +277,11 @@ impl<R: Rows> Machine<R> {
     /// Grants permits to waiters, in order, as long as they fit. Returns whether a newcomer may be granted a permit,
     /// because no reachable waiter is left.
     #[inline]
-    pub(crate) fn grant(
-        &mut self,
-        call: &mut Circumstances<'_, R::Kept>,
-    ) -> Result<bool, R::Error> {
+    pub(crate) fn grant(&mut self, call: &mut Circumstances<'_, R::Tag>) -> Result<bool, R::Error> {
         if self.rows.row().waiting == 0 { Ok(true) } else { self.grant_in_order(call) }
     }
 
-    fn grant_in_order(&mut self, call: &mut Circumstances<'_, R::Kept>) -> Result<bool, R::Error> {
+    fn grant_in_order(&mut self, call: &mut Circumstances<'_, R::Tag>) -> Result<bool, R::Error> {
         while self.rows.row().waiting > 0 && call.effects.passed_over < PASSED_OVER {
             if !self.fits(1, call.now) {
                 return Ok(false);
@@ -294,8 +291,8 @@ impl<R: Rows> Machine<R> {
             };
             let Stage::Waiting { place, terms, share } = waiter.stage else { break };
             // One unanswered wake-up per client is enough, however many of its waiters come first.
-            let own = call.from == Some(id.client());
-            if own || !call.effects.out_of_reach.contains(&id.client()) {
+            let is_sender = call.from == Some(id.client());
+            if is_sender || !call.effects.out_of_reach.contains(&id.client()) {
                 if !self.fits(share.weight, call.now) {
                     if crate::broken::is("overtaking") {
                         call.effects.from_place = place + 1;
@@ -303,7 +300,7 @@ impl<R: Rows> Machine<R> {
                     }
                     return Ok(false);
                 }
-                match self.promote(id, &waiter, terms, share, own, call)? {
+                match self.promote(id, &waiter, terms, share, is_sender, call)? {
                     Reach::Reached => continue,
                     Reach::Silent => call.effects.out_of_reach.push(id.client()),
                     ended @ (Reach::Inherited | Reach::Dead) => {
@@ -327,12 +324,15 @@ impl<R: Rows> Machine<R> {
         waiter: &Member,
         terms: Terms,
         share: Share,
-        own: bool,
-        call: &mut Circumstances<'_, R::Kept>,
+        is_sender: bool,
+        call: &mut Circumstances<'_, R::Tag>,
     ) -> Result<Reach, R::Error> {
         let mut holder = self.holder(terms, share, call.now)?;
-        if !own && let Stage::Holding { fence, slot_number, unclaimed, .. } = &mut holder.stage {
-            let claim = terms.lease.map_or(call.confirm_within, |own| own.min(call.confirm_within));
+        if !is_sender
+            && let Stage::Holding { fence, slot_number, unclaimed, .. } = &mut holder.stage
+        {
+            let limit = call.confirm_within;
+            let claim = terms.lease.map_or(limit, |lease| lease.min(limit));
             let (fence, slot_number) = (*fence, *slot_number);
             let held = Held { slot_number, fence, valid_for: Some(claim) };
             let reach = (call.wake)(id, &held);
@@ -342,12 +342,12 @@ impl<R: Rows> Machine<R> {
             *unclaimed = true;
             holder.alive_by = Some(call.now + claim);
         }
-        let kept = self.rows.promote(id, waiter, &holder)?;
+        let tag = self.rows.promote(id, waiter, &holder)?;
         let row = self.rows.row_mut();
         row.waiting -= 1;
         row.add_holder(&holder, call.now);
-        if own && let Some(held) = holder.held(call.now) {
-            call.effects.granted.push((id, held, kept));
+        if is_sender && let Some(held) = holder.held(call.now) {
+            call.effects.granted.push((id, held, tag));
         }
         Ok(Reach::Reached)
     }
@@ -358,12 +358,12 @@ impl<R: Rows> Machine<R> {
         terms: Terms,
         share: Share,
         now: Time,
-        kept: R::Kept,
+        tag: R::Tag,
     ) -> Result<(), R::Error> {
         let place = self.rows.row().next_place;
         let alive_by = terms.patience().map(|patience| now + patience);
         let stage = Stage::Waiting { place, terms, share };
-        self.rows.insert(id, Member { since: now, alive_by, stage }, kept)?;
+        self.rows.insert(id, Member { since: now, alive_by, stage }, tag)?;
         let row = self.rows.row_mut();
         row.next_place += 1;
         row.waiting += 1;
@@ -409,7 +409,7 @@ impl<R: Rows> Machine<R> {
         &mut self,
         id: AcquisitionId,
         known: ReleaseHint,
-    ) -> Result<Option<(Member, R::Kept)>, R::Error> {
+    ) -> Result<Option<(Member, R::Tag)>, R::Error> {
         let removed = self.rows.remove(id)?;
         if let Some((member, _)) = &removed {
             let row = self.rows.row_mut();
@@ -433,13 +433,13 @@ impl<R: Rows> Machine<R> {
         terms: Terms,
         share: Share,
         now: Time,
-        keep: impl FnOnce(Option<&Held>) -> R::Kept,
+        tag: impl FnOnce(Option<&Held>) -> R::Tag,
     ) -> Result<Held, R::Error> {
         let holder = self.holder(terms, share, now)?;
         self.rows.row_mut().add_holder(&holder, now);
         let Stage::Holding { fence, slot_number, .. } = holder.stage else { unreachable!() };
         let held = Held { slot_number, fence, valid_for: holder.ends().map(|ends| ends - now) };
-        self.rows.insert(id, holder, keep(Some(&held)))?;
+        self.rows.insert(id, holder, tag(Some(&held)))?;
         Ok(held)
     }
 
@@ -497,7 +497,7 @@ impl<T: Clone + Default> Machine<InMemory<T>> {
         }
         // The queue is empty.
         let Ok(removed) = self.remove(id, ReleaseHint::Nothing);
-        removed.map(|(_, kept)| (Role::Holder, kept))
+        removed.map(|(_, tag)| (Role::Holder, tag))
     }
 
     /// Returns whether there is nothing to expire or to grant, and no deadline to compare with the clock.

@@ -187,7 +187,7 @@ impl World {
         if !self.operator || limits.capacity() == 0 {
             return Vec::new();
         }
-        let pause = match limits.paused() {
+        let pause = match &limits.paused {
             Some(_) => Steer::Resume,
             None => store::pause(),
         };

@@ -6,10 +6,10 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::Fence;
 use crate::clock::{Span, Time};
 use crate::machine::{self, InMemory, Machine, Rate, Row};
 use crate::name::Name;
+use crate::{AcquisitionId, Fence};
 
 mod clients;
 mod pools;
@@ -171,31 +171,21 @@ impl SemaphoreStats {
         label: impl Fn(&T) -> Option<Arc<str>>,
     ) -> Self {
         let member = |row: &Row<'_, T>| Member {
-            id: row.id.to_string(),
-            label: label(row.kept).map(|label| label.to_string()),
-            host: None,
-            pid: None,
-            age: Some(now.since(row.since)),
-            ends_in: row.ends.map(|ends| ends.since(now)),
-            // In memory only a TTL ends a permit.
-            ttl_left: row.ends.map(|ends| ends.since(now)),
-            silent_for: None,
-            fence: row.fence,
-            weight: row.weight,
-            slot_number: row.slot_number.map(NonZeroU32::get),
+            label: label(row.tag).map(|label| label.to_string()),
+            ..Member::of(row.id, row.member, now)
         };
         let limits = Limits::of(machine.limits(), now);
         let (units, head) = (machine.units(), machine.waiters().next());
         let places = machine.waiters().skip(waiters.start).take(waiters.len());
         Self {
             name: name.to_string(),
-            waits_for: head.as_ref().map(|head| limits.waits_for(units, head.weight)),
+            waits_for: head.as_ref().map(|head| limits.waits_for(units, head.member.weight())),
             limits,
             units,
             holders: machine.holders().iter().map(member).collect(),
             waiters: places.map(|row| member(&row)).collect(),
             waiting: machine.waiting(),
-            oldest_wait: head.map(|head| now.since(head.since)),
+            oldest_wait: head.map(|head| now.since(head.member.since)),
         }
     }
 }
@@ -227,8 +217,8 @@ impl Limits {
         }
     }
 
-    fn of(limits: &machine::Limits, now: Time) -> Self {
-        let paused = limits.paused().map(|paused| Paused {
+    pub(crate) fn of(limits: &machine::Limits, now: Time) -> Self {
+        let paused = limits.paused.as_ref().map(|paused| Paused {
             since: now.since(paused.since),
             by: paused.by.to_string(),
             reason: paused.reason.as_deref().map(str::to_owned),
@@ -236,7 +226,7 @@ impl Limits {
         let meter = limits.meter();
         let rate = meter.map(|meter| RateLimit::of(meter.rate));
         let next_token = meter.and_then(|meter| meter.next_in(now)).map(Span::duration);
-        Self { declared: limits.declared(), pinned: limits.pinned(), paused, rate, next_token }
+        Self { declared: limits.declared, pinned: limits.pinned, paused, rate, next_token }
     }
 }
 
@@ -398,6 +388,23 @@ pub struct Member {
 }
 
 impl Member {
+    /// Returns a member of a store without leases, without what is known only of its client.
+    pub(crate) fn of(id: AcquisitionId, member: &machine::Member, now: Time) -> Self {
+        Self {
+            id: id.to_string(),
+            label: None,
+            host: None,
+            pid: None,
+            age: Some(now.since(member.since)),
+            ends_in: member.ends().map(|ends| ends.since(now)),
+            ttl_left: member.hold_until().map(|ends| ends.since(now)),
+            silent_for: None,
+            fence: member.fence(),
+            weight: member.weight(),
+            slot_number: member.slot_number().map(NonZeroU32::get),
+        }
+    }
+
     /// Returns the acquisition id. On Redis it may belong to another program that shares the semaphore, and have
     /// another form.
     #[must_use]

@@ -5,8 +5,8 @@
 //! - [`log`]: detects a damaged write-ahead log.
 //! - [`lifeline`]: how clients find out whether another client is alive, and how they wake it.
 //! - [`database`]: one client's connection and its transactions.
-//! - [`worker`]: the thread that runs the transactions; [`read_only`]: a client that writes nothing.
-//! - [`semaphores`], [`locks`], [`pools`]: the rows of the machines, in SQL; [`stats`]: queries.
+//! - [`worker`]: the thread that runs the transactions.
+//! - [`semaphores`], [`locks`], [`pools`]: the rows of the machines, in SQL; [`stats`]: queries; [`columns`]: types.
 //! - [`errors`]: maps errors of SQLite and the operating system to [`Error`].
 //!
 //! # Why it is safe
@@ -24,13 +24,17 @@
 //!
 //! A release writes the grant and then wakes the client that was granted the permit. If the wake-up is lost, the
 //! client's periodic query finds the permit within a second.
+//!
+//! # Read-only clients
+//!
+//! A read-only client writes nothing at all, so it works on a full disk and on a read-only file system: it has no
+//! lifeline, no worker and no row in the store, and it opens the database anew for every query.
 
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use rusqlite::Connection;
 use tokio::sync::oneshot;
 
 use super::{
@@ -38,16 +42,15 @@ use super::{
 };
 use crate::backend::TimeAuthority;
 use crate::callbacks::event;
-use crate::clock::{Moment, Span, Time};
-use crate::machine::Reply;
+use crate::clock::{Moment, Span};
 use crate::machine::lock::Record;
 use crate::machine::pool::PoolQuery;
-use crate::machine::{Command, Effects, Outcome, Steered};
+use crate::machine::{Command, Outcome, Steered};
 use crate::name::Name;
-use crate::stats::PoolStats;
-use crate::stats::{Query, SemaphoreStats};
+use crate::stats::{PoolStats, Query, SemaphoreStats};
 use crate::{AcquisitionId, ClientId, ClientInfo, Error};
 
+mod columns;
 mod database;
 mod errors;
 mod inspect;
@@ -56,16 +59,13 @@ mod location;
 mod locks;
 mod log;
 mod pools;
-mod read_only;
 mod schema;
 mod semaphores;
 mod stats;
 mod worker;
 
-use database::{Database, Reader, Surroundings};
+use database::{Database, Reader, Transaction};
 use lifeline::WakeUps;
-pub(crate) use read_only::ReadOnly;
-use semaphores::{Applied, Call};
 use worker::Worker;
 
 /// The path of the store, and the limits that its client applies.
@@ -77,12 +77,14 @@ pub(crate) struct LocalSettings {
     pub(crate) confirm_within: Span,
     /// Whether to create the parent directories that do not exist.
     pub(crate) create_directories: bool,
+    pub(crate) read_only: bool,
 }
 
 /// The store of one client.
 pub(crate) struct Local {
     settings: LocalSettings,
     address: String,
+    /// Not started if the client is read-only.
     worker: Arc<Worker>,
 }
 
@@ -94,47 +96,59 @@ impl Local {
 
     /// Waits until the store is open. Fails with the reason if it cannot be opened.
     pub(crate) fn opened(&self) -> BoxFuture<()> {
-        self.bounded("opening", |_| Ok(()))
+        if self.settings.read_only {
+            return self.read(|_| Ok(()));
+        }
+        self.bounded("opening", self.worker.run(|_| Ok(())))
     }
 
     /// Runs a short query or change on the worker, bounded by the answer time-out.
-    fn ask<T: Send + 'static>(
+    fn call<T: Send + 'static>(
         &self,
-        question: impl FnOnce(&mut Database) -> Result<T, Error> + Send + 'static,
+        work: impl FnOnce(&mut Database) -> Result<T, Error> + Send + 'static,
     ) -> BoxFuture<T> {
-        self.bounded("request to", question)
+        if self.settings.read_only {
+            return Box::pin(std::future::ready(Err(is_read_only())));
+        }
+        self.bounded("request to", self.worker.run(work))
     }
 
     /// Runs a query that may take long, on its own connection and thread, so that no command waits for it.
     fn read<T: Send + 'static>(
         &self,
-        question: impl FnOnce(&Reader) -> Result<T, Error> + Send + 'static,
+        query: impl FnOnce(&Transaction<'_>) -> rusqlite::Result<T> + Send + 'static,
     ) -> BoxFuture<T> {
-        let (limit, what) = (self.settings.answer_timeout, format!("request to {}", self.address));
+        let settings = self.settings.clone();
+        if settings.read_only {
+            let read = move || Reader::open(settings)?.read(query);
+            let read = async { threads::run("leasehold-stats", read).await? };
+            return self.bounded("reading", read);
+        }
         let reader = self.worker.run(|store| Ok(store.reader()));
-        Box::pin(async move {
-            let reading = async {
-                let reader = reader.await?;
-                threads::run("leasehold-stats", move || question(&reader)).await?
-            };
-            let read = tokio::time::timeout(limit, reading).await;
-            read.unwrap_or_else(|_| Err(Error::unavailable(what, true, None)))
-        })
+        let read = async {
+            let reader = reader.await?;
+            threads::run("leasehold-stats", move || reader.read(query)).await?
+        };
+        self.bounded("request to", read)
     }
 
-    /// `what` names the attempt in the error, as in "opening".
+    /// Waits for an answer, at most the answer time-out. `what` names the attempt in the error, as in "opening".
     fn bounded<T: Send + 'static>(
         &self,
         what: &str,
-        question: impl FnOnce(&mut Database) -> Result<T, Error> + Send + 'static,
+        answer: impl Future<Output = Result<T, Error>> + Send + 'static,
     ) -> BoxFuture<T> {
         let (limit, what) = (self.settings.answer_timeout, format!("{what} {}", self.address));
-        let answer = self.worker.run(question);
         Box::pin(async move {
             let answer = tokio::time::timeout(limit, answer).await;
             answer.unwrap_or_else(|_| Err(Error::unavailable(what, true, None)))
         })
     }
+}
+
+fn is_read_only() -> Error {
+    let what = "this client is read-only: to make changes, open a client without read_only";
+    Error::Refused { what: what.to_owned() }
 }
 
 impl RemoteBackend for Local {
@@ -148,7 +162,9 @@ impl RemoteBackend for Local {
 
     fn start(&self, client: ClientId, report: Report) {
         let (socket, bound) = oneshot::channel();
-        self.worker.start(self.settings.clone(), client, socket);
+        if !self.settings.read_only {
+            self.worker.start(self.settings.clone(), client, socket);
+        }
         // A file needs no connection. If it cannot be used, the first request fails with the reason.
         report(Event::Connected {
             to: Destination::ONLY,
@@ -156,43 +172,46 @@ impl RemoteBackend for Local {
             other: false,
             stragglers: false,
         });
-        tokio::spawn(listen(bound, Arc::downgrade(&self.worker), report));
+        if !self.settings.read_only {
+            tokio::spawn(listen(bound, Arc::downgrade(&self.worker), report));
+        }
     }
 
     fn apply(&self, _to: Destination, request: &Arc<[Part]>) -> BoxFuture<Answers> {
         let request = request.clone();
+        if self.settings.read_only {
+            return self.read(move |tx| answer_lock_queries(tx, &request));
+        }
         self.worker.run(move |store| apply(store, &request))
     }
 
     fn position(&self, name: &Name, id: AcquisitionId) -> BoxFuture<Option<usize>> {
         let name = name.clone();
-        self.ask(move |store| store.read(|tx, _, _| semaphores::position(tx, &name, id)))
+        self.call(move |store| store.read(|tx| semaphores::position(tx, &name, id)))
     }
 
     fn steer(&self, name: &Name, steer: Command) -> BoxFuture<Steered> {
         let name = name.clone();
-        self.ask(move |store| change_limits(store, &name, steer))
+        self.call(move |store| change_limits(store, &name, steer))
     }
 
     fn stats(&self, query: Query) -> BoxFuture<Vec<SemaphoreStats>> {
-        self.read(move |store| stats::fetch(store, &query))
+        self.read(move |tx| stats::fetch(tx, &query))
     }
 
     fn list_locks(&self, limit: usize) -> BoxFuture<Vec<Record>> {
-        self.read(move |store| locks::list(store, limit))
+        self.read(move |tx| locks::list(tx, limit, tx.now))
     }
 
     fn list_pools(&self, query: PoolQuery) -> BoxFuture<Vec<PoolStats>> {
-        self.read(move |store| {
-            store.read(|tx, now, _| {
-                let pools = pools::list(tx, &query)?.into_iter();
-                Ok(pools.map(|pool| PoolStats::of(pool, now)).collect())
-            })
+        self.read(move |tx| {
+            let pools = pools::list(tx, &query)?.into_iter();
+            Ok(pools.map(|pool| PoolStats::of(pool, tx.now)).collect())
         })
     }
 
     fn list_clients(&self, limit: usize) -> BoxFuture<Vec<ClientInfo>> {
-        self.read(move |store| stats::clients(store, limit))
+        self.read(move |tx| stats::clients(tx, limit))
     }
 
     fn lifeline(&self) -> Option<BorrowedFd<'_>> {
@@ -201,9 +220,9 @@ impl RemoteBackend for Local {
 }
 
 /// The delay before the next attempt, if the store did not answer.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
+const READ_AGAIN: Duration = Duration::from_secs(1);
 
-/// Calls [`look`] after every wake-up, until the client is dropped.
+/// Calls [`read_events`] after every wake-up, until the client is dropped.
 async fn listen(bound: oneshot::Receiver<WakeUps>, worker: Weak<Worker>, report: Report) {
     let Ok(socket) = bound.await else { return };
     let socket = match socket.try_map(tokio::net::UnixDatagram::from_std) {
@@ -213,46 +232,35 @@ async fn listen(bound: oneshot::Receiver<WakeUps>, worker: Weak<Worker>, report:
         }
     };
     while socket.readable().await.is_ok() {
-        // Drain the socket first: a wake-up that arrives during the look is then read afterwards.
+        // Drain the socket first: a wake-up that arrives while the events are read is then read afterwards.
         while socket.try_recv(&mut [0]).is_ok() {}
         loop {
             let Some(worker) = worker.upgrade() else { return };
-            let looked = worker.run(look);
+            let events = worker.run(read_events);
             drop(worker);
-            match looked.await {
-                Ok(found) => break found.into_iter().for_each(&*report),
+            match events.await {
+                Ok(events) => break events.into_iter().for_each(&*report),
                 // Retry, because the wake-up is not repeated.
                 Err(error) => event!(debug, %error, "woken, but the store could not be read"),
             }
-            tokio::time::sleep(LOOK_AGAIN).await;
+            tokio::time::sleep(READ_AGAIN).await;
         }
     }
 }
 
 /// Reads what happened to this client, because a wake-up carries no content. Claims the permits that it was granted.
-fn look(store: &mut Database) -> Result<Vec<Event>, Error> {
-    let (client, asked) = (store.client, Moment::now());
-    let (granted, evicted, released, tokens) = store.write(|tx, now, around| {
-        let granted = semaphores::claim(tx, client, now)?;
-        let tokens = semaphores::tokens(tx, client, now, around)?;
-        let tokens: Vec<_> = tokens.into_iter().map(|(name, at)| (name, at - now)).collect();
-        let evicted = semaphores::take_evicted(tx, client)?;
-        Ok((granted, evicted, locks::take_released(tx, client)?, tokens))
-    })?;
-    let mut found = Vec::new();
-    for (name, id, held) in granted {
-        found.push(Event::Granted(Name::new("name", &name)?, id, Some((held, asked))));
-    }
-    for (name, after) in tokens {
-        found.push(Event::Token(Name::new("name", &name)?, after));
-    }
-    for (name, id) in evicted {
-        found.push(Event::Evicted(Name::new("name", &name)?, id));
-    }
-    for key in released {
-        found.push(Event::Unlocked(Name::normalised("key", &key)?));
-    }
-    Ok(found)
+fn read_events(store: &mut Database) -> Result<Vec<Event>, Error> {
+    let (client, sent) = (store.client, Moment::now());
+    store.write(|tx| {
+        let granted = semaphores::claim(tx, client)?.into_iter();
+        let tokens = semaphores::tokens(tx, client)?.into_iter();
+        let evicted = semaphores::take_evicted(tx, client)?.into_iter();
+        let released = locks::take_released(tx, client)?.into_iter();
+        let granted = granted.map(|(name, id, held)| Event::Granted(name, id, Some((held, sent))));
+        let tokens = tokens.map(|(name, at)| Event::Token(name, at - tx.now));
+        let evicted = evicted.map(|(name, id)| Event::Evicted(name, id));
+        Ok(granted.chain(tokens).chain(evicted).chain(released.map(Event::Unlocked)).collect())
+    })
 }
 
 /// Applies a request in one transaction. If a part fails for a reason that a retry cannot fix, each part is applied in
@@ -271,110 +279,71 @@ fn apply(store: &mut Database, request: &[Part]) -> Result<Answers, Error> {
 }
 
 fn apply_together(store: &mut Database, request: &[Part]) -> Result<Answers, Error> {
+    let client = store.client;
     // A query usually has nothing to write, and then it does not need the write lock.
-    if request.iter().all(only_asks)
-        && !store.should_test_write_lock()
-        && let Some(answers) = ask(store, request)?
-    {
-        return Ok(answers);
+    if request.iter().all(is_query) && !store.should_test_write_lock() {
+        let answers = store.read(|tx| match apply_parts(tx, client, request) {
+            Err(rusqlite::Error::InvalidQuery) => Ok(None),
+            answers => answers.map(Some),
+        })?;
+        if let Some(answers) = answers {
+            return Ok(answers);
+        }
     }
-    let client = (store.client, store.settings.confirm_within);
-    let done =
-        store.write(|tx, now, around| apply_parts(tx, now, around, client, request, false))?;
-    for applied in &done.applied {
-        store.follow_up(applied);
-    }
-    store.wake(&done.unlocked);
-    Ok(done.answers)
-}
-
-/// Answers a request that consists of queries only. Returns `None` if something has to be written.
-fn ask(store: &mut Database, request: &[Part]) -> Result<Option<Answers>, Error> {
-    let client = (store.client, store.settings.confirm_within);
-    store.read(|tx, now, around| match apply_parts(tx, now, around, client, request, true) {
-        Err(rusqlite::Error::InvalidQuery) => Ok(None),
-        done => done.map(|done| Some(done.answers)),
+    store.write(|tx| {
+        if request.iter().any(|part| matches!(part, Part::Lock(_))) {
+            locks::remove_expired(tx)?;
+        }
+        apply_parts(tx, client, request)
     })
 }
 
-/// The result of a request, in one transaction.
-#[derive(Default)]
-struct Done {
-    answers: Answers,
-    applied: Vec<Applied>,
-    /// The clients that wait for a lock that was released.
-    unlocked: Vec<ClientId>,
+fn apply_parts(
+    tx: &Transaction<'_>,
+    client: ClientId,
+    request: &[Part],
+) -> rusqlite::Result<Answers> {
+    let answer = |part: &Part| {
+        Ok(Ok(match part {
+            Part::Semaphore { name, commands, .. } => {
+                Answer::Semaphore(semaphores::apply(tx, Some(client), name, commands)?)
+            }
+            Part::Lock(command) => Answer::Lock(locks::apply(tx, command, client)?),
+            Part::Pool(command) => Answer::Pool(pools::apply(tx, command, tx.now)?),
+        }))
+    };
+    request.iter().map(answer).collect()
 }
 
-fn apply_parts(
-    tx: &Connection,
-    now: Time,
-    around: &Surroundings<'_>,
-    (client, confirm_within): (ClientId, Span),
-    request: &[Part],
-    only_reads: bool,
-) -> rusqlite::Result<Done> {
-    let mut done = Done::default();
-    if !only_reads && request.iter().any(|part| matches!(part, Part::Lock(_))) {
-        done.unlocked = locks::remove_expired(tx, now)?;
-    }
-    for part in request {
-        done.answers.push(match part {
-            Part::Semaphore { name, commands, .. } => {
-                let call = Call { from: Some(client), now, confirm_within, peers: around };
-                let applied = semaphores::apply(tx, name, commands, &call, only_reads)?;
-                let reply = reply(&applied, now);
-                done.applied.push(applied);
-                Ok(Answer::Semaphore(reply))
-            }
-            Part::Lock(command) => {
-                let outcome = locks::apply(tx, command, client, now, &mut done.unlocked)?;
-                Ok(Answer::Lock(outcome))
-            }
-            Part::Pool(command) => Ok(Answer::Pool(pools::apply(tx, command, now)?)),
-        });
-    }
-    Ok(done)
+/// Answers a request of a read-only client.
+fn answer_lock_queries(tx: &Transaction<'_>, request: &[Part]) -> rusqlite::Result<Answers> {
+    let answer = |part: &Part| match part {
+        Part::Lock(command) if locks::is_query(command) => {
+            locks::answer(tx, command).map(|outcome| Ok(Answer::Lock(outcome)))
+        }
+        _ => Ok(Err(is_read_only())),
+    };
+    request.iter().map(answer).collect()
 }
 
 /// Changes the limits of a name. The sender is no client, so this client's waiters are woken like all others.
 fn change_limits(store: &mut Database, name: &Name, steer: Command) -> Result<Steered, Error> {
-    let (from, confirm_within) = (None, store.settings.confirm_within);
-    let mut applied = store.write(|tx, now, around| {
-        let call = Call { from, now, confirm_within, peers: around };
-        semaphores::apply(tx, name, &[steer], &call, false)
-    })?;
-    store.follow_up(&applied);
-    match applied.outcomes.pop() {
-        Some(Outcome::Steered(steered)) => Ok(steered),
-        other => {
-            Err(Error::internal(format!("unexpected answer to a change of limits: {other:?}")))
+    let reply = store.write(|tx| semaphores::apply(tx, None, name, &[steer]))?;
+    match reply.outcomes[..] {
+        [Outcome::Steered(steered)] => Ok(steered),
+        ref outcomes => {
+            Err(Error::internal(format!("unexpected answer to a change of limits: {outcomes:?}")))
         }
     }
 }
 
 /// Whether a part can usually be answered without writing.
-fn only_asks(part: &Part) -> bool {
+fn is_query(part: &Part) -> bool {
     match part {
         Part::Semaphore { commands, .. } => {
-            let asks =
-                |command: &Command| matches!(command, Command::Renew { .. } | Command::Sweep);
-            commands.iter().all(asks)
+            commands.iter().all(|command| matches!(command, Command::Renew { .. } | Command::Sweep))
         }
-        Part::Lock(command) => locks::only_asks(command),
+        Part::Lock(command) => locks::is_query(command),
         Part::Pool(_) => false,
-    }
-}
-
-fn reply(applied: &Applied, now: Time) -> Reply {
-    let expiry = applied.next_expiry.map(|at| at - now);
-    let watch = applied.watches.then_some(semaphores::WATCH);
-    let granted = applied.granted.iter().map(|(id, held)| (*id, *held, ())).collect();
-    Reply {
-        outcomes: applied.outcomes.clone(),
-        effects: Effects { granted, ..Effects::default() },
-        next_expiry: expiry.into_iter().chain(watch).min(),
-        next_token: applied.next_token.map(|at| at - now),
-        foreign: false,
     }
 }

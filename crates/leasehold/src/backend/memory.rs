@@ -35,10 +35,10 @@ impl Memory {
         Self { locks, pools: Mutex::default(), fence_floor: AtomicU64::new(floor), clock }
     }
 
-    pub(crate) fn semaphore<K: Clone + Default>(
+    pub(crate) fn semaphore<T: Clone + Default>(
         self: &Arc<Self>,
         client: ClientId,
-    ) -> MemorySemaphore<K> {
+    ) -> MemorySemaphore<T> {
         let machine = Machine::new(self.fence_floor.load(Ordering::Relaxed));
         MemorySemaphore { machine, client, memory: self.clone(), ends: false }
     }
@@ -87,10 +87,10 @@ impl Memory {
 }
 
 /// One name. A memory store has one client, so every waiter belongs to the sender. A grant is therefore returned in the
-/// reply and is already confirmed; no wake-up is ever sent. `K` is what the client keeps with an acquisition.
+/// reply and is already confirmed; no wake-up is ever sent. `T` is the tag of an acquisition.
 #[derive(Debug)]
-pub(crate) struct MemorySemaphore<K: Clone + Default> {
-    machine: Machine<InMemory<K>>,
+pub(crate) struct MemorySemaphore<T: Clone + Default> {
+    machine: Machine<InMemory<T>>,
     client: ClientId,
     memory: Arc<Memory>,
     /// Whether any acquire of this name ever had a TTL. That acquire may still be waiting: its deadline is set when it
@@ -98,7 +98,7 @@ pub(crate) struct MemorySemaphore<K: Clone + Default> {
     ends: bool,
 }
 
-impl<K: Clone + Default> MemorySemaphore<K> {
+impl<T: Clone + Default> MemorySemaphore<T> {
     #[inline]
     #[allow(clippy::too_many_arguments)] // the fields of the command
     pub(crate) fn enqueue(
@@ -108,13 +108,13 @@ impl<K: Clone + Default> MemorySemaphore<K> {
         wait: bool,
         terms: Terms,
         share: Share,
-        keep: impl FnOnce(Option<&Held>) -> K,
-        effects: &mut Effects<K>,
+        tag: impl FnOnce(Option<&Held>) -> T,
+        effects: &mut Effects<T>,
     ) -> Outcome {
         self.ends |= terms.ttl.is_some();
         let now = self.time(declared.rate.is_some());
         self.call(now, effects, |machine, call| {
-            machine.enqueue(id, declared, wait, terms, share, keep, call)
+            machine.enqueue(id, declared, wait, terms, share, tag, call)
         })
     }
 
@@ -130,7 +130,7 @@ impl<K: Clone + Default> MemorySemaphore<K> {
 
     /// Releases `id` if that only removes a holder: see [`Machine::remove_at_once`].
     #[inline]
-    pub(crate) fn remove_at_once(&mut self, id: AcquisitionId) -> Option<(Role, K)> {
+    pub(crate) fn remove_at_once(&mut self, id: AcquisitionId) -> Option<(Role, T)> {
         self.machine.remove_at_once(id)
     }
 
@@ -139,25 +139,24 @@ impl<K: Clone + Default> MemorySemaphore<K> {
         &mut self,
         id: AcquisitionId,
         known: ReleaseHint,
-        effects: &mut Effects<K>,
-    ) -> (Role, K) {
+        effects: &mut Effects<T>,
+    ) -> (Role, T) {
         // If nobody waits and nothing has a deadline, a release does not depend on the time.
         if let Some(removed) = self.remove_at_once(id) {
             return removed;
         }
         let now = self.time(false);
-        let (role, kept) =
-            self.call(now, effects, |machine, call| machine.release(id, known, call));
-        (role, kept.unwrap_or_default())
+        let (role, tag) = self.call(now, effects, |machine, call| machine.release(id, known, call));
+        (role, tag.unwrap_or_default())
     }
 
     /// Changes the limits of the name.
-    pub(crate) fn steer(&mut self, steer: &Command, effects: &mut Effects<K>) -> Outcome {
+    pub(crate) fn steer(&mut self, steer: &Command, effects: &mut Effects<T>) -> Outcome {
         let now = self.time(true);
         self.call(now, effects, |machine, call| machine.apply(steer, call))
     }
 
-    pub(crate) fn sweep(&mut self, effects: &mut Effects<K>) {
+    pub(crate) fn sweep(&mut self, effects: &mut Effects<T>) {
         let now = self.time(true);
         self.call(now, effects, |machine, call| machine.apply(&Command::Sweep, call));
     }
@@ -176,10 +175,10 @@ impl<K: Clone + Default> MemorySemaphore<K> {
     fn call<O>(
         &mut self,
         now: Time,
-        effects: &mut Effects<K>,
+        effects: &mut Effects<T>,
         command: impl FnOnce(
-            &mut Machine<InMemory<K>>,
-            &mut Circumstances<'_, K>,
+            &mut Machine<InMemory<T>>,
+            &mut Circumstances<'_, T>,
         ) -> Result<O, Infallible>,
     ) -> O {
         let (confirm_within, wake) = (Span::from_millis(1), &mut |_, _: &_| Reach::Silent);
@@ -200,19 +199,19 @@ impl<K: Clone + Default> MemorySemaphore<K> {
         changes.into_iter().flatten().min().map(|at| at - now)
     }
 
-    pub(crate) fn machine(&self) -> &Machine<InMemory<K>> {
+    pub(crate) fn machine(&self) -> &Machine<InMemory<T>> {
         &self.machine
     }
 
-    /// Replaces the machine with an empty one that continues above the last fence. Returns what was kept with all
-    /// holders and waiters.
-    pub(crate) fn forget_everyone(&mut self) -> Vec<K> {
+    /// Replaces the machine with an empty one that continues above the last fence. Returns the tags
+    /// of all holders and waiters.
+    pub(crate) fn forget_everyone(&mut self) -> Vec<T> {
         let fresh = Machine::new(self.machine.last_fence());
-        std::mem::replace(&mut self.machine, fresh).into_kept().collect()
+        std::mem::replace(&mut self.machine, fresh).into_tags().collect()
     }
 
-    pub(crate) fn kept_mut(&mut self, id: AcquisitionId) -> Option<&mut K> {
-        self.machine.kept_mut(id)
+    pub(crate) fn tag_mut(&mut self, id: AcquisitionId) -> Option<&mut T> {
+        self.machine.tag_mut(id)
     }
 
     pub(crate) fn now(&self) -> Time {
@@ -225,7 +224,7 @@ impl<K: Clone + Default> MemorySemaphore<K> {
     }
 }
 
-impl<K: Clone + Default> Drop for MemorySemaphore<K> {
+impl<T: Clone + Default> Drop for MemorySemaphore<T> {
     fn drop(&mut self) {
         self.memory.fence_floor.fetch_max(self.machine.last_fence(), Ordering::Relaxed);
     }

@@ -1,13 +1,14 @@
 //! Clients on a file of this host.
 
 use std::ffi::OsStr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::Client;
 use crate::Error;
-use crate::backend::local::{Local, LocalSettings, ReadOnly};
+use crate::backend::local::{Local, LocalSettings};
+use crate::clock::Span;
 use crate::engine::{Engine, Settings};
 use crate::name::{claim_time, positive};
 
@@ -74,24 +75,21 @@ impl Client {
 #[must_use = "the builder does nothing until `open` is awaited"]
 #[derive(Clone, Debug)]
 pub struct LocalBuilder {
-    path: PathBuf,
+    store: LocalSettings,
     confirm_within: Duration,
-    answer_timeout: Duration,
-    create_directories: bool,
-    read_only: bool,
 }
 
 impl LocalBuilder {
     fn new(path: &Path) -> Self {
         let (confirm_within, answer_timeout) = (Duration::from_secs(5), Duration::from_secs(5));
-        let (create_directories, read_only) = (false, false);
-        Self {
+        let store = LocalSettings {
             path: path.to_owned(),
-            confirm_within,
             answer_timeout,
-            create_directories,
-            read_only,
-        }
+            confirm_within: Span::from_duration(confirm_within),
+            create_directories: false,
+            read_only: false,
+        };
+        Self { store, confirm_within }
     }
 
     /// Sets how long a waiter of another client has to claim a permit that this client grants to it: 5 s by default. If
@@ -106,14 +104,14 @@ impl LocalBuilder {
     /// release or a query fails with [`Error::Unavailable`]. This happens while another process is stopped in the
     /// middle of a transaction, or while the disk hangs. Waiting for a permit or a lock has no such limit.
     pub fn answer_timeout(mut self, timeout: Duration) -> Self {
-        self.answer_timeout = timeout;
+        self.store.answer_timeout = timeout;
         self
     }
 
     /// Creates the parent directories that do not exist, with the mode 0700. By default the directory of the file must
     /// exist.
     pub fn create_directories(mut self) -> Self {
-        self.create_directories = true;
+        self.store.create_directories = true;
         self
     }
 
@@ -122,7 +120,7 @@ impl LocalBuilder {
     /// The client writes nothing, so it works on a full disk and on a read-only file system. The store must exist and
     /// must have been used since the machine was booted.
     pub fn read_only(mut self) -> Self {
-        self.read_only = true;
+        self.store.read_only = true;
         self
     }
 
@@ -135,25 +133,14 @@ impl LocalBuilder {
     /// # Cancel safety
     /// If the future is dropped, no client is created.
     pub async fn open(self) -> Result<Client, Error> {
-        if self.path.as_os_str() == OsStr::new("") {
+        let Self { mut store, confirm_within } = self;
+        if store.path.as_os_str() == OsStr::new("") {
             return Err(Error::invalid("store", "its path is empty: give the path of a file"));
         }
-        let confirm_within = claim_time("confirm_within", self.confirm_within)?;
-        let answer_timeout = positive("answer_timeout", self.answer_timeout)?;
+        store.confirm_within = claim_time("confirm_within", confirm_within)?;
+        let answer_timeout = positive("answer_timeout", store.answer_timeout)?;
         let settings = Settings { answer_timeout, ..Settings::default() };
-        if self.read_only {
-            let local = Arc::new(ReadOnly::new(self.path, self.answer_timeout));
-            let client = Client { engine: Engine::remote(local.clone(), settings) };
-            client.engine.core().run(local.opened()).await?;
-            return Ok(client);
-        }
-        let local = LocalSettings {
-            path: self.path,
-            answer_timeout: self.answer_timeout,
-            confirm_within,
-            create_directories: self.create_directories,
-        };
-        let local = Arc::new(Local::new(local));
+        let local = Arc::new(Local::new(store));
         let client = Client { engine: Engine::remote(local.clone(), settings) };
         client.engine.core().run(local.opened()).await?;
         Ok(client)

@@ -120,7 +120,7 @@ impl State {
     }
 
     fn give_up(&mut self, id: AcquisitionId, deferred: &mut Deferred) {
-        let Some(ticket) = self.store.machine().kept(id).cloned().flatten() else { return };
+        let Some(ticket) = self.store.machine().tag(id).cloned().flatten() else { return };
         let now = self.store.now();
         let token_at = self.store.machine().next_token(now);
         let next_start = token_at.map(|token_at| token_at.since(now));
@@ -294,7 +294,8 @@ impl Listener for InProcessName {
         }
         for row in state.store.machine().holders() {
             // A permit that never expires stays valid.
-            if let Some(ticket) = row.kept.as_ref().filter(|own| own.valid_until() != Moment::NEVER)
+            if let Some(ticket) =
+                row.tag.as_ref().filter(|ticket| ticket.valid_until() != Moment::NEVER)
             {
                 ticket.lose(LossReason::NotRenewed, &mut deferred);
             }
@@ -378,13 +379,13 @@ impl NameState for InProcessName {
 
     fn attach(&self, id: AcquisitionId, semaphore: &Arc<SemaphoreSpec>) -> Arc<Ticket> {
         self.locked(|state, deferred| {
-            if let Some(Some(ticket)) = state.store.machine().kept(id) {
+            if let Some(Some(ticket)) = state.store.machine().tag(id) {
                 return ticket.clone();
             }
             let ticket = Ticket::held(id, semaphore.clone(), Moment::NEVER);
             match state.check(id) {
                 Ok(()) => {
-                    if let Some(kept) = state.store.kept_mut(id) {
+                    if let Some(kept) = state.store.tag_mut(id) {
                         *kept = Some(ticket.clone());
                     }
                 }

@@ -168,7 +168,7 @@ impl Held {
     /// Returns the margin that is subtracted: that of the lease, or that of the time to claim the permit if that is
     /// shorter.
     pub(crate) fn margin(&self, terms: Terms) -> Span {
-        let lease = terms.lease.map(|lease| self.valid_for.map_or(lease, |own| own.min(lease)));
+        let lease = terms.lease.map(|lease| self.valid_for.map_or(lease, |left| left.min(lease)));
         Terms { lease, ttl: None }.margin()
     }
 }

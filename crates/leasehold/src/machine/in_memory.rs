@@ -12,7 +12,7 @@ use super::rows::{Member, Rows, SemaphoreRow, Stage};
 use crate::clock::Time;
 use crate::{AcquisitionId, ClientId};
 
-/// The rows of one name. `T` is what a client in this process keeps with each of its acquisitions.
+/// The rows of one name. `T` is the tag that a client in this process attaches to each of its acquisitions.
 #[derive(Debug, Default)]
 #[cfg_attr(test, derive(Clone))]
 pub(crate) struct InMemory<T = ()> {
@@ -43,6 +43,29 @@ impl<T> InMemory<T> {
         }
     }
 
+    /// Adds a member to its collections, except for `members`.
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // the stage is known at the call site
+    fn enter(&mut self, id: AcquisitionId, member: &Member) {
+        match member.stage {
+            Stage::Waiting { place, .. } => self.queue.join(place, id),
+            Stage::Holding { slot_number: Some(number), .. } => self.numbers.take(number),
+            Stage::Holding { .. } => {}
+        }
+        self.schedule(id, member);
+    }
+
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // as above
+    fn leave(&mut self, id: AcquisitionId, member: &Member) {
+        match member.stage {
+            Stage::Waiting { place, .. } => self.queue.leave(place),
+            Stage::Holding { slot_number: Some(number), .. } => self.numbers.free(number),
+            Stage::Holding { .. } => {}
+        }
+        self.unschedule(id, member);
+    }
+
     fn next_due(&self, now: Time) -> Option<AcquisitionId> {
         let ends = [&self.holder_ends, &self.waiter_ends].into_iter();
         let mut firsts = ends.filter_map(BTreeSet::first);
@@ -55,7 +78,7 @@ impl<T> InMemory<T> {
 }
 
 impl<T: Clone + Default> Rows for InMemory<T> {
-    type Kept = T;
+    type Tag = T;
     type Error = Infallible;
 
     #[inline]
@@ -68,7 +91,7 @@ impl<T: Clone + Default> Rows for InMemory<T> {
         &mut self.row
     }
 
-    fn keep(_label: Option<&Arc<str>>) -> T {
+    fn tag_of(_label: Option<&Arc<str>>) -> T {
         T::default()
     }
 
@@ -79,14 +102,9 @@ impl<T: Clone + Default> Rows for InMemory<T> {
 
     #[inline(always)]
     #[allow(clippy::inline_always)] // the stage is known at the call site
-    fn insert(&mut self, id: AcquisitionId, member: Member, kept: T) -> Result<(), Infallible> {
-        match member.stage {
-            Stage::Waiting { place, .. } => self.queue.join(place, id),
-            Stage::Holding { slot_number: Some(number), .. } => self.numbers.take(number),
-            Stage::Holding { .. } => {}
-        }
-        self.schedule(id, &member);
-        self.members.insert(id, (member, kept));
+    fn insert(&mut self, id: AcquisitionId, member: Member, tag: T) -> Result<(), Infallible> {
+        self.enter(id, &member);
+        self.members.insert(id, (member, tag));
         Ok(())
     }
 
@@ -107,14 +125,9 @@ impl<T: Clone + Default> Rows for InMemory<T> {
     #[inline(always)]
     #[allow(clippy::inline_always)] // otherwise the member is copied
     fn remove(&mut self, id: AcquisitionId) -> Result<Option<(Member, T)>, Infallible> {
-        let Some((member, kept)) = self.members.remove(&id) else { return Ok(None) };
-        match member.stage {
-            Stage::Waiting { place, .. } => self.queue.leave(place),
-            Stage::Holding { slot_number: Some(number), .. } => self.numbers.free(number),
-            Stage::Holding { .. } => {}
-        }
-        self.unschedule(id, &member);
-        Ok(Some((member, kept)))
+        let Some((member, tag)) = self.members.remove(&id) else { return Ok(None) };
+        self.leave(id, &member);
+        Ok(Some((member, tag)))
     }
 
     fn promote(
@@ -123,17 +136,11 @@ impl<T: Clone + Default> Rows for InMemory<T> {
         waiter: &Member,
         holder: &Member,
     ) -> Result<T, Infallible> {
-        if let Stage::Waiting { place, .. } = waiter.stage {
-            self.queue.leave(place);
-        }
-        if let Stage::Holding { slot_number: Some(number), .. } = holder.stage {
-            self.numbers.take(number);
-        }
-        self.unschedule(id, waiter);
-        self.schedule(id, holder);
-        let Some((member, kept)) = self.members.get_mut(&id) else { return Ok(T::default()) };
+        self.leave(id, waiter);
+        self.enter(id, holder);
+        let Some((member, tag)) = self.members.get_mut(&id) else { return Ok(T::default()) };
         *member = *holder;
-        Ok(kept.clone())
+        Ok(tag.clone())
     }
 
     #[inline(always)]
@@ -163,9 +170,9 @@ impl<T: Clone + Default> Rows for InMemory<T> {
     fn remove_due(&mut self, now: Time) -> Result<Vec<(AcquisitionId, Member, T)>, Infallible> {
         let mut due = Vec::new();
         while let Some(id) = self.next_due(now)
-            && let Some((member, kept)) = self.remove(id)?
+            && let Some((member, tag)) = self.remove(id)?
         {
-            due.push((id, member, kept));
+            due.push((id, member, tag));
         }
         Ok(due)
     }

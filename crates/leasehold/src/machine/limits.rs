@@ -13,13 +13,11 @@ use crate::clock::Time;
 #[derive(Clone, PartialEq, Debug, Default)]
 pub(crate) struct Limits {
     /// The newest declared capacity. Zero if no client has declared one yet.
-    declared: u32,
+    pub(crate) declared: u32,
     /// The capacity that an operator has set. It overrides every declaration.
-    pinned: Option<u32>,
-    paused: Option<Pause>,
-    pace: Pace,
-    /// The most units that may be granted: the capacity, or 0 while the name is paused.
-    ceiling: u32,
+    pub(crate) pinned: Option<u32>,
+    pub(crate) paused: Option<Pause>,
+    pub(crate) pace: Pace,
 }
 
 /// How often permits are granted.
@@ -86,24 +84,14 @@ pub(crate) enum Steered {
 }
 
 impl Limits {
-    /// Returns the limits that a store has recorded.
-    #[cfg_attr(not(all(feature = "local", target_os = "linux")), allow(dead_code))]
-    pub(crate) fn stored(
-        declared: u32,
-        pinned: Option<u32>,
-        paused: Option<Pause>,
-        pace: Pace,
-    ) -> Self {
-        let mut limits = Self { declared, pinned, paused, pace, ceiling: 0 };
-        limits.set_ceiling();
-        limits
+    /// Returns the most units that may be granted: the capacity, or 0 while the name is paused.
+    #[inline]
+    pub(super) fn ceiling(&self) -> u32 {
+        let is_paused = self.paused.is_some() && !crate::broken::is("pause");
+        if is_paused { 0 } else { self.capacity() }
     }
 
     #[inline]
-    pub(super) fn ceiling(&self) -> u32 {
-        self.ceiling
-    }
-
     pub(crate) fn capacity(&self) -> u32 {
         self.pinned.unwrap_or(self.declared)
     }
@@ -113,23 +101,6 @@ impl Limits {
     pub(super) fn capacity_with(&self, declared: Declared) -> u32 {
         let counts = declared.is_new || self.declared == 0;
         self.pinned.unwrap_or(if counts { declared.capacity } else { self.declared })
-    }
-
-    pub(crate) fn declared(&self) -> u32 {
-        self.declared
-    }
-
-    pub(crate) fn pinned(&self) -> Option<u32> {
-        self.pinned
-    }
-
-    pub(crate) fn paused(&self) -> Option<&Pause> {
-        self.paused.as_ref()
-    }
-
-    #[cfg_attr(not(all(feature = "local", target_os = "linux")), allow(dead_code))]
-    pub(crate) fn pace(&self) -> Pace {
-        self.pace
     }
 
     pub(crate) fn meter(&self) -> Option<&TokenBucket> {
@@ -165,9 +136,8 @@ impl Limits {
 
     #[inline]
     pub(super) fn declare_capacity(&mut self, capacity: u32, is_new: bool) {
-        if (is_new || self.declared == 0) && self.declared != capacity {
+        if is_new || self.declared == 0 {
             self.declared = capacity;
-            self.set_ceiling();
         }
     }
 
@@ -177,11 +147,6 @@ impl Limits {
             (pace, Some(rate)) => *pace = Pace::Metered(TokenBucket::new(rate, last_fence)),
             (pace, None) => *pace = Pace::Free,
         }
-    }
-
-    fn set_ceiling(&mut self) {
-        let is_paused = self.paused.is_some() && !crate::broken::is("pause");
-        self.ceiling = if is_paused { 0 } else { self.capacity() };
     }
 
     pub(super) fn steer(&mut self, steer: &Steer, now: Time, last_fence: u64) -> Steered {
@@ -203,7 +168,6 @@ impl Limits {
             Steer::Resume => self.paused = None,
             Steer::Forget => *self = Self::default(),
         }
-        self.set_ceiling();
         Steered::Done
     }
 }
@@ -215,7 +179,7 @@ impl<R: Rows> Machine<R> {
         &mut self,
         capacity: Option<u32>,
         steer: &Steer,
-        call: &mut Circumstances<'_, R::Kept>,
+        call: &mut Circumstances<'_, R::Tag>,
     ) -> Result<Steered, R::Error> {
         let forgets = *steer == Steer::Forget;
         if forgets {

@@ -122,8 +122,15 @@ pub(crate) trait LockRows {
     /// Returns the key that the index of an id points to.
     fn key_of(&self, id: LockId) -> Result<Option<Name>, Self::Error>;
 
-    /// Adds a record and its index, and returns the next fence of the key. The key has no record.
-    fn insert(&mut self, record: NewRecord<'_>) -> Result<Fence, Self::Error>;
+    /// Adds a record and its index, and returns its fence, the next one of the key. The key has no record.
+    fn insert(
+        &mut self,
+        key: &Name,
+        id: LockId,
+        acquired_at: u64,
+        expires_at: u64,
+        holder: &Arc<Holder>,
+    ) -> Result<Fence, Self::Error>;
 
     fn set_expiry(&mut self, record: &Record, expires_at: u64) -> Result<(), Self::Error>;
 
@@ -135,16 +142,6 @@ pub(crate) trait LockRows {
 
     /// Returns records whose TTL has ended.
     fn expired(&self, now: u64) -> Result<Vec<Record>, Self::Error>;
-}
-
-/// A record that gets its fence when it is stored.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct NewRecord<'a> {
-    pub(crate) key: &'a Name,
-    pub(crate) id: LockId,
-    pub(crate) acquired_at: u64,
-    pub(crate) expires_at: u64,
-    pub(crate) holder: &'a Arc<Holder>,
 }
 
 /// All locks of one store.
@@ -173,8 +170,8 @@ impl<R: LockRows> LockMachine<R> {
                 false => self.remove(&record)?,
             }
         }
-        let (acquired_at, expires_at) = (now, now + ttl);
-        let fence = self.rows.insert(NewRecord { key, id, acquired_at, expires_at, holder })?;
+        let expires_at = now + ttl;
+        let fence = self.rows.insert(key, id, now, expires_at, holder)?;
         Ok(Acquired::Held { fence, expires_at, remaining: ttl })
     }
 
@@ -295,8 +292,14 @@ impl LockRows for LocksInMemory {
         Ok(self.index.get(&id).cloned())
     }
 
-    fn insert(&mut self, record: NewRecord<'_>) -> Result<Fence, Infallible> {
-        let NewRecord { key, id, acquired_at, expires_at, holder } = record;
+    fn insert(
+        &mut self,
+        key: &Name,
+        id: LockId,
+        acquired_at: u64,
+        expires_at: u64,
+        holder: &Arc<Holder>,
+    ) -> Result<Fence, Infallible> {
         let last = match &mut self.fences {
             Fences::EachKey(fences) => fences.entry(key.clone()).or_default(),
             Fences::Together(last) => last,

@@ -75,15 +75,8 @@ pub(crate) enum PoolQuery {
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct PoolRow {
     pub(crate) name: String,
-    pub(crate) members: Vec<PoolMemberRow>,
-}
-
-#[derive(Clone, PartialEq, Debug)]
-pub(crate) struct PoolMemberRow {
-    pub(crate) instance: String,
-    pub(crate) last: Time,
-    /// When the holder expires. `None` if it was removed before.
-    pub(crate) holder_until: Option<Time>,
+    /// The members with their instance ids.
+    pub(crate) members: Vec<(String, Member)>,
 }
 
 /// A member of a pool.
@@ -229,10 +222,8 @@ impl PoolMachine {
             PoolQuery::Named(name) => self.pools.get_key_value(name).into_iter().collect(),
         };
         let rows = pools.into_iter().map(|(name, pool)| {
-            let members = pool.by_age.iter().map(|(last, instance)| {
-                let holder_until = pool.members.get(instance).and_then(|own| own.holder_until);
-                PoolMemberRow { instance: instance.to_string(), last: *last, holder_until }
-            });
+            let by_age = pool.by_age.iter().map(|(_, instance)| instance);
+            let members = by_age.map(|instance| (instance.to_string(), pool.members[instance]));
             PoolRow { name: name.to_string(), members: members.collect() }
         });
         rows.collect()

@@ -91,8 +91,8 @@ impl Rate {
     /// each token.
     fn worth_waiting_for(self, waiting: usize) -> u64 {
         let in_time = TOGETHER.micros() / self.interval().micros();
-        let kept = u64::from(self.burst - 1) / 2;
-        in_time.min(kept).min(waiting.saturating_sub(1) as u64)
+        let half_of_the_rest = u64::from(self.burst - 1) / 2;
+        in_time.min(half_of_the_rest).min(waiting.saturating_sub(1) as u64)
     }
 }
 

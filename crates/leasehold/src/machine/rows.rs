@@ -109,6 +109,29 @@ impl Member {
         }
     }
 
+    /// Returns the fence of a holder; `None` for a waiter.
+    pub(crate) fn fence(&self) -> Option<Fence> {
+        match self.stage {
+            Stage::Waiting { .. } => None,
+            Stage::Holding { fence, .. } => Some(fence),
+        }
+    }
+
+    /// Returns the end of the TTL of a holder.
+    pub(crate) fn hold_until(&self) -> Option<Time> {
+        match self.stage {
+            Stage::Waiting { .. } => None,
+            Stage::Holding { hold_until, .. } => hold_until,
+        }
+    }
+
+    pub(crate) fn slot_number(&self) -> Option<NonZeroU32> {
+        match self.stage {
+            Stage::Waiting { .. } => None,
+            Stage::Holding { slot_number, .. } => slot_number,
+        }
+    }
+
     /// Returns the permit as it is reported to its holder; `None` for a waiter.
     #[inline]
     pub(crate) fn held(&self, now: Time) -> Option<Held> {
@@ -122,16 +145,16 @@ impl Member {
 /// A store that implements this trait gets all transitions from [`Machine`](super::Machine). Each method is a plain
 /// read or write; the machine keeps the counters of [`row_mut`](Self::row_mut).
 pub(crate) trait Rows {
-    /// What is kept with each acquisition and moves with it from the queue to the holders: a ticket, or a label.
-    type Kept: Clone;
+    /// What the client attaches to an acquisition. It moves with it from the queue to the holders: a ticket, or a label.
+    type Tag: Clone;
     type Error;
 
     fn row(&self) -> &SemaphoreRow;
 
     fn row_mut(&mut self) -> &mut SemaphoreRow;
 
-    /// Returns what is kept with an acquisition that has this label.
-    fn keep(label: Option<&Arc<str>>) -> Self::Kept;
+    /// Returns the tag of an acquisition that has this label.
+    fn tag_of(label: Option<&Arc<str>>) -> Self::Tag;
 
     fn member(&self, id: AcquisitionId) -> Result<Option<Member>, Self::Error>;
 
@@ -140,7 +163,7 @@ pub(crate) trait Rows {
         &mut self,
         id: AcquisitionId,
         member: Member,
-        kept: Self::Kept,
+        tag: Self::Tag,
     ) -> Result<(), Self::Error>;
 
     /// Replaces the deadlines and the claim of a member.
@@ -151,15 +174,15 @@ pub(crate) trait Rows {
         after: &Member,
     ) -> Result<(), Self::Error>;
 
-    fn remove(&mut self, id: AcquisitionId) -> Result<Option<(Member, Self::Kept)>, Self::Error>;
+    fn remove(&mut self, id: AcquisitionId) -> Result<Option<(Member, Self::Tag)>, Self::Error>;
 
-    /// Replaces a waiter with a holder. Returns what is kept with it.
+    /// Replaces a waiter with a holder. Returns its tag.
     fn promote(
         &mut self,
         id: AcquisitionId,
         waiter: &Member,
         holder: &Member,
-    ) -> Result<Self::Kept, Self::Error>;
+    ) -> Result<Self::Tag, Self::Error>;
 
     /// Returns the first waiter at this place or behind it.
     fn first_waiter(&self, from_place: u64)
@@ -178,7 +201,7 @@ pub(crate) trait Rows {
     fn remove_due(
         &mut self,
         now: Time,
-    ) -> Result<Vec<(AcquisitionId, Member, Self::Kept)>, Self::Error>;
+    ) -> Result<Vec<(AcquisitionId, Member, Self::Tag)>, Self::Error>;
 
     /// Records that another client has removed this member, so that its own client finds out.
     fn record_cancel(

@@ -16,6 +16,8 @@ use super::*;
 use crate::ClientId;
 use crate::clock::Span;
 
+pub(crate) mod view;
+
 /// An acquisition, by its client and number.
 #[derive(Clone, Copy, Debug)]
 struct Who {
@@ -165,12 +167,12 @@ impl Members {
     fn of(machine: &Machine) -> Self {
         let holders = machine.holders();
         let all = || holders.iter().copied().chain(machine.waiters());
-        let slot = |row: Row<'_, ()>| Some((row.id, row.slot_number?.get()));
+        let slot = |row: Row<'_, ()>| Some((row.id, row.member.slot_number()?.get()));
         Self {
-            ends: all().filter_map(|row| Some((row.id, row.ends?))).collect(),
-            weights: all().map(|row| (row.id, row.weight)).collect(),
+            ends: all().filter_map(|row| Some((row.id, row.member.ends()?))).collect(),
+            weights: all().map(|row| (row.id, row.member.weight())).collect(),
             slots: all().filter_map(slot).collect(),
-            holders: holders.iter().filter_map(|row| Some((row.id, row.fence?))).collect(),
+            holders: holders.iter().filter_map(|row| Some((row.id, row.member.fence()?))).collect(),
             waiters: machine.waiters().map(|row| row.id).collect(),
         }
     }
@@ -330,7 +332,7 @@ proptest! {
             }
             let capacity = limits.iter().map(|own| own.capacity() as usize).max().unwrap();
             prop_assert!(!granted || held <= capacity, "{held} of {capacity} after a grant");
-            let paused = limits.iter().all(|own| own.paused().is_some());
+            let paused = limits.iter().all(|own| own.paused.is_some());
             prop_assert!(!granted || !paused, "a grant during a pause");
             Ok(())
         })?;
@@ -698,8 +700,8 @@ proptest! {
     fn the_next_expiry_is_never_later_than_what_ends_next(steps in vec(step(), 1..120)) {
         watch(steps, |world, _| {
             let holders = world.machine.holders();
-            let ends = holders.iter().filter_map(|row| row.ends).min();
-            let head = world.machine.waiters().next().and_then(|row| row.ends);
+            let ends = holders.iter().filter_map(|row| row.member.ends()).min();
+            let head = world.machine.waiters().next().and_then(|row| row.member.ends());
             prop_assert_eq!(world.machine.next_expiry(), ends.into_iter().chain(head).min());
             Ok(())
         })?;
@@ -741,7 +743,7 @@ proptest! {
                 Command::Enqueue { id, declared, terms, share: Share::ONE, .. }
                     if terms == Terms::default()
                         && declared.rate.is_none()
-                        && machine.kept(id).is_none() =>
+                        && machine.tag(id).is_none() =>
                 {
                     let capacity = (declared.capacity, declared.is_new);
                     machine.hold_at_once(id, capacity, || now).map(Outcome::Held)

@@ -51,7 +51,7 @@ impl World {
 
     /// Takes one step. Returns `false` if there is nothing left to do.
     fn orderly_step(&self, state: &mut State) -> bool {
-        if state.store.machine.limits().paused().is_some() {
+        if state.store.machine.limits().paused.is_some() {
             state.steer(&Steer::Resume);
             return true;
         }

@@ -126,7 +126,7 @@ fn of_limits(world: &World) -> Vec<Property<World>> {
         all.push(Property::sometimes("a waiter waits for a free permit", |_, state: &State| {
             let machine = &state.store.machine;
             let free = machine.units() < machine.limits().capacity();
-            free && machine.limits().paused().is_some() && machine.waiting() > 0
+            free && machine.limits().paused.is_some() && machine.waiting() > 0
         }));
     }
     if world.heavy {
@@ -136,7 +136,7 @@ fn of_limits(world: &World) -> Vec<Property<World>> {
                 let machine = &state.store.machine;
                 let free = machine.units() < machine.limits().capacity();
                 let head = machine.waiters().next();
-                free && head.is_some_and(|head| head.weight > 1)
+                free && head.is_some_and(|head| head.member.weight() > 1)
             },
         ));
     }

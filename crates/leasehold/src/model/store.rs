@@ -88,7 +88,7 @@ impl Store {
             if weighs > capacity {
                 self.wrong = Some(Wrong::Limit);
             }
-            if limits.paused().is_some() && (!steers || was.paused().is_some()) {
+            if limits.paused.is_some() && (!steers || was.paused.is_some()) {
                 self.wrong = Some(Wrong::Paused);
             }
         }
@@ -114,7 +114,7 @@ impl Store {
         // Invariant 3: every waiter before the first that does not fit is out of reach.
         let limits = after.limits();
         let has_token = limits.meter().is_none_or(|meter| meter.is_free(now));
-        let open = limits.paused().is_none() && has_token;
+        let open = limits.paused.is_none() && has_token;
         let room = limits.capacity().saturating_sub(weighs);
         let fits = |id: &&AcquisitionId| {
             open && find(&members, **id).is_some_and(|own| own.weight <= room)

@@ -39,7 +39,7 @@ impl State {
         clients.sort_unstable();
         let wrong = self.store.wrong.map_or(0, |wrong| 1 + wrong as u8);
         let limits = self.store.machine.limits();
-        let paused = u8::from(limits.paused().is_some());
+        let paused = u8::from(limits.paused.is_some());
         let mut view = vec![small(limits.capacity() as usize), paused, wrong];
         scale.rate(&mut view);
         for client in &clients {

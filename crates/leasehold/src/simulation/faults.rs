@@ -152,7 +152,7 @@ impl Simulation<'_> {
             let limits = self.store.machines[thing].limits();
             let any = self.operator.u32(1..=known.capacity);
             let steer = match self.operator.u32(..10) {
-                0..4 if limits.paused().is_some() => Steer::Resume,
+                0..4 if limits.paused.is_some() => Steer::Resume,
                 0..4 => Steer::Pause { by: "an operator".into(), reason: None },
                 4..6 => Steer::Pin(any),
                 6..8 => Steer::Unpin,
@@ -189,7 +189,7 @@ impl Simulation<'_> {
 
     fn remove_a_waiter(&mut self, thing: usize) {
         let waiters: Vec<_> =
-            self.store.machines[thing].waiters().map(|row| (row.id, row.ends)).collect();
+            self.store.machines[thing].waiters().map(|row| (row.id, row.member.ends())).collect();
         if waiters.is_empty() {
             return;
         }

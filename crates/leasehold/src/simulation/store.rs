@@ -118,7 +118,7 @@ impl Store {
         let head = machine.waiters().next().map(|row| row.id);
         let of_the_sender = head.is_some_and(|head| head.client() == from);
         let next_token = machine.next_token(now).filter(|_| of_the_sender).map(|token| token - now);
-        let units = machine.holders().iter().map(|row| u64::from(row.weight)).sum();
+        let units = machine.holders().iter().map(|row| u64::from(row.member.weight())).sum();
         if units > u64::from(THINGS[thing].capacity) {
             self.crowded.push(Crowded { at, thing, held: units });
         }

@@ -65,7 +65,7 @@ impl Simulation<'_> {
         let now = self.store_time();
         let machine = &self.store.machines[thing];
         let listens = |id: &AcquisitionId| self.store.listening.contains_key(&id.client());
-        let left = machine.waiters().take_while(|row| fits(machine, row.weight, now));
+        let left = machine.waiters().take_while(|row| fits(machine, row.member.weight(), now));
         let left = left.map(|row| row.id).find(listens);
         if let Some(id) = left {
             let what = format!("{id} waits at the end of a command, although its permit is free");
@@ -172,5 +172,5 @@ fn fits(machine: &Machine, weight: u32, now: Time) -> bool {
     let limits = machine.limits();
     let room = limits.capacity().saturating_sub(machine.units());
     let has_token = limits.meter().is_none_or(|meter| meter.is_free(now));
-    limits.paused().is_none() && weight <= room && has_token
+    limits.paused.is_none() && weight <= room && has_token
 }

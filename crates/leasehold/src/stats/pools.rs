@@ -31,8 +31,8 @@ pub struct PoolMember {
 impl PoolStats {
     /// Returns the statistics of a pool at the time `now`.
     pub(crate) fn of(pool: PoolRow, now: Time) -> Self {
-        let members = pool.members.into_iter().map(|member| PoolMember {
-            instance_id: member.instance,
+        let members = pool.members.into_iter().map(|(instance_id, member)| PoolMember {
+            instance_id,
             silent_for: now.since(member.last),
             ends_in: member.holder_until.filter(|at| now < *at).map(|at| at.since(now)),
         });

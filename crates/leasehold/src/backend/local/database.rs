@@ -1,20 +1,21 @@
 //! One client's access to the store: its connection, its lifeline, and its transactions.
 
+use std::cell::RefCell;
 use std::fs;
+use std::ops::Deref;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use rusqlite::{Connection, Transaction, TransactionBehavior, params};
+use rusqlite::{Connection, TransactionBehavior, params};
 
 use super::LocalSettings;
-use super::errors::{damaged_log, of_system};
+use super::errors::{During, damaged_log};
 use super::lifeline::{self, Clients, Lifeline, WakeUps};
 use super::location::Location;
 use super::schema::{self, StoreClock};
-use super::semaphores::{self, Applied, Call, Peers};
+use super::semaphores;
 use crate::callbacks::event;
 use crate::clock::{Span, Time};
 use crate::machine::Reach;
@@ -39,15 +40,110 @@ pub(super) const IDLE: Duration = Duration::from_millis(1);
 const UNTESTED: Duration = Duration::from_secs(3);
 
 /// How many other clients a new client checks.
-const LOOKED_AT: u32 = 1000;
+const CHECKED: u32 = 1000;
+
+/// The other clients of the store.
+pub(super) trait Peers {
+    fn reach(&self, client: ClientId) -> Reach;
+
+    fn is_dead(&self, client: ClientId) -> bool;
+}
+
+/// A transaction, and the context of its transitions.
+pub(super) struct Transaction<'a> {
+    pub(super) connection: &'a Connection,
+    /// The store's time, which is the same in the whole transaction.
+    pub(super) now: Time,
+    pub(super) confirm_within: Span,
+    pub(super) peers: &'a dyn Peers,
+    /// Whether a transition fails, with [`InvalidQuery`](rusqlite::Error::InvalidQuery), when it has to write something.
+    pub(super) only_reads: bool,
+    pub(super) follow_up: RefCell<FollowUp>,
+}
+
+/// What remains to be done after the commit.
+#[derive(Debug, Default)]
+pub(super) struct FollowUp {
+    /// The clients to wake.
+    pub(super) wake: Vec<ClientId>,
+    /// The dead clients whose files can be removed.
+    pub(super) removed_clients: Vec<ClientId>,
+}
+
+impl<'a> Transaction<'a> {
+    pub(super) fn new(
+        connection: &'a Connection,
+        now: Time,
+        confirm_within: Span,
+        peers: &'a dyn Peers,
+        only_reads: bool,
+    ) -> Self {
+        let follow_up = RefCell::default();
+        Self { connection, now, confirm_within, peers, only_reads, follow_up }
+    }
+
+    /// Wakes a client after the commit.
+    pub(super) fn wake(&self, client: ClientId) {
+        let wake = &mut self.follow_up.borrow_mut().wake;
+        if !wake.contains(&client) {
+            wake.push(client);
+        }
+    }
+}
+
+impl Deref for Transaction<'_> {
+    type Target = Connection;
+
+    fn deref(&self) -> &Connection {
+        self.connection
+    }
+}
+
+/// Access to the store for queries that take long. Each opens a connection of its own, so nothing waits for them.
+#[derive(Clone)]
+pub(super) struct Reader {
+    settings: LocalSettings,
+    place: Arc<Location>,
+    clock: StoreClock,
+}
+
+impl Reader {
+    /// Opens a store that exists, without a client. Nothing is written.
+    pub(super) fn open(settings: LocalSettings) -> Result<Self, Error> {
+        let place = Location::find(&settings.path)?;
+        let clock = schema::clock_to_read(&place, &boot()?)?;
+        Ok(Self { settings, place: Arc::new(place), clock })
+    }
+
+    /// Runs a read-only transaction. It waits for no writer.
+    pub(super) fn read<T>(
+        &self,
+        work: impl FnOnce(&Transaction<'_>) -> rusqlite::Result<T>,
+    ) -> Result<T, Error> {
+        let (mut connection, clients) = (schema::open_to_read(&self.place)?, Clients::new()?);
+        self.read_over(&mut connection, &clients, work)
+    }
+
+    fn read_over<T>(
+        &self,
+        connection: &mut Connection,
+        clients: &Clients,
+        work: impl FnOnce(&Transaction<'_>) -> rusqlite::Result<T>,
+    ) -> Result<T, Error> {
+        self.place.check()?;
+        let (peers, now) = (&Surroundings { place: &self.place, clients }, self.clock.now());
+        let tx = connection.transaction_with_behavior(TransactionBehavior::Deferred);
+        let confirm_within = self.settings.confirm_within;
+        let done = tx.and_then(|tx| work(&Transaction::new(&tx, now, confirm_within, peers, true)));
+        done.map_err(|error| self.place.explain("request to", error))
+    }
+}
 
 pub(super) struct Database {
     pub(super) client: ClientId,
-    pub(super) settings: LocalSettings,
-    place: Arc<Location>,
+    reader: Reader,
     clients: Clients,
     connection: Connection,
-    clock: StoreClock,
     log_pages: Arc<AtomicI32>,
     /// Whether to copy the log back, however short it is.
     copy_back: bool,
@@ -86,83 +182,80 @@ impl Database {
             connection.wal_hook(Some(hook)).map_err(failed)?;
             let immediate = TransactionBehavior::Immediate;
             let tx = connection.transaction_with_behavior(immediate).map_err(failed)?;
-            lifeline::tidy(place, |client| is_known(&tx, client).unwrap_or(true));
-            let (line, socket) = lifeline::enter(place, client)?;
+            lifeline::tidy(place, |client| has_row(&tx, client).unwrap_or(true));
+            let (lifeline_file, socket) = lifeline::enter(place, client)?;
             // The lifeline exists before the client's row does, and is removed after it.
-            let _ = lifeline.set(line);
-            let entered = insert_client(&tx, client, clock.now()).and_then(|()| {
-                let around = Surroundings { place, clients: &clients };
-                let dead = others(&tx, client)?;
-                let dead = dead.into_iter().filter(|client| lifeline::is_dead(place, *client));
-                let removed = remove_dead_clients(
-                    &tx,
-                    dead.collect(),
-                    clock.now(),
-                    settings.confirm_within,
-                    &around,
-                )?;
-                tx.commit()?;
-                Ok(removed)
+            let _ = lifeline.set(lifeline_file);
+            let peers = &Surroundings { place, clients: &clients };
+            let context = Transaction::new(&tx, clock.now(), settings.confirm_within, peers, false);
+            let entered = insert_client(&context, client).and_then(|()| {
+                let others = other_clients(&tx, client)?.into_iter();
+                let dead = others.filter(|client| peers.is_dead(*client)).collect();
+                semaphores::remove_dead_clients(&context, dead)
             });
-            let removed =
-                entered.inspect_err(|_| lifeline::remove_files(place, client)).map_err(failed)?;
+            let follow_up = context.follow_up.into_inner();
+            let entered = entered.and_then(|()| tx.commit());
+            entered.inspect_err(|_| lifeline::remove_files(place, client)).map_err(failed)?;
             connection.busy_timeout(schema::BUSY).map_err(failed)?;
-            Ok((connection, clock, socket, removed))
+            Ok((connection, clock, socket, follow_up))
         })?;
-        let (connection, clock, socket, removed) = opened;
+        let (connection, clock, socket, follow_up) = opened;
         let store = Self {
             client,
-            settings,
-            place: Arc::new(place),
+            reader: Reader { settings, place: Arc::new(place), clock },
             clients,
             connection,
-            clock,
             log_pages,
             copy_back: false,
             written_at: Instant::now(),
         };
-        store.follow_up(&removed);
+        store.follow_up(follow_up);
         Ok((store, socket))
     }
 
     /// Runs a read-only transaction. It waits for no writer.
     pub(super) fn read<T>(
         &mut self,
-        work: impl FnOnce(&Connection, Time, &mut Surroundings<'_>) -> rusqlite::Result<T>,
+        work: impl FnOnce(&Transaction<'_>) -> rusqlite::Result<T>,
     ) -> Result<T, Error> {
-        read(&self.place, &self.clients, &mut self.connection, self.clock.now(), work)
+        self.reader.read_over(&mut self.connection, &self.clients, work)
     }
 
-    /// Returns a handle for queries that take long. They use a connection of their own, so nothing waits for them.
     pub(super) fn reader(&self) -> Reader {
-        Reader { place: self.place.clone(), clock: self.clock }
+        self.reader.clone()
     }
 
-    /// Runs `work` in one transaction, under the write lock.
+    /// Runs `work` in one transaction, under the write lock. After the commit, it wakes the clients that the transaction
+    /// affects, and removes the files of those that it has removed. A client that is woken earlier reads the old state.
     pub(super) fn write<T>(
         &mut self,
-        work: impl FnOnce(&Transaction<'_>, Time, &mut Surroundings<'_>) -> rusqlite::Result<T>,
+        work: impl FnOnce(&Transaction<'_>) -> rusqlite::Result<T>,
     ) -> Result<T, Error> {
-        self.place.check()?;
-        let lock = self.place.write_lock()?;
+        let Reader { settings, place, clock } = &mut self.reader;
+        place.check()?;
+        let lock = place.write_lock()?;
         // Read the clock under the write lock, so that time never goes back from one transition to the next.
-        let mut now = self.clock.now();
-        if !self.clock.covers(now) {
-            let reserved = self.clock.reserve(&mut self.connection);
-            reserved.map_err(|error| self.place.explain("writing", error))?;
-            now = self.clock.now();
+        let mut now = clock.now();
+        if !clock.covers(now) {
+            let reserved = clock.reserve(&mut self.connection);
+            reserved.map_err(|error| place.explain("writing", error))?;
+            now = clock.now();
             self.copy_back = true;
         }
-        let mut surroundings = Surroundings { place: &self.place, clients: &self.clients };
+        let peers = &Surroundings { place, clients: &self.clients };
         let tx = self.connection.transaction_with_behavior(TransactionBehavior::Immediate);
         let done = tx.and_then(|tx| {
-            let done = work(&tx, now, &mut surroundings)?;
+            let context = Transaction::new(&tx, now, settings.confirm_within, peers, false);
+            let done = work(&context)?;
+            let follow_up = context.follow_up.into_inner();
             tx.commit()?;
-            Ok(done)
+            Ok((done, follow_up))
         });
         drop(lock);
         self.written_at = Instant::now();
-        done.map_err(|error| self.place.explain("writing", error))
+        let (done, follow_up) = done.map_err(|error| place.explain("writing", error))?;
+        self.follow_up(follow_up);
+        Ok(done)
     }
 
     /// Whether a query should take the write lock, because this client has not had it for [`UNTESTED`].
@@ -170,18 +263,12 @@ impl Database {
         self.written_at.elapsed() >= UNTESTED
     }
 
-    /// Removes the files of removed clients, and wakes the clients that a batch affected. Call it after the commit: a
-    /// client that is woken earlier reads the old state.
-    pub(super) fn follow_up(&self, applied: &Applied) {
-        for client in &applied.removed_clients {
-            lifeline::remove_files(&self.place, *client);
+    fn follow_up(&self, FollowUp { wake, removed_clients }: FollowUp) {
+        for client in removed_clients {
+            lifeline::remove_files(&self.reader.place, client);
         }
-        self.wake(&applied.wake);
-    }
-
-    pub(super) fn wake(&self, clients: &[ClientId]) {
-        for client in clients {
-            self.clients.wake(&self.place, *client);
+        for client in wake {
+            self.clients.wake(&self.reader.place, client);
         }
     }
 
@@ -211,66 +298,23 @@ impl Database {
     pub(super) fn leave(mut self, lifeline: Arc<OnceLock<Lifeline>>) {
         drop(lifeline);
         let client = self.client;
-        if !lifeline::is_dead(&self.place, client) {
+        if !lifeline::is_dead(&self.reader.place, client) {
             return;
         }
-        let confirm_within = self.settings.confirm_within;
-        match self.write(|tx, now, around| {
-            remove_dead_clients(tx, vec![client], now, confirm_within, around)
-        }) {
-            Ok(removed) => self.follow_up(&removed),
-            Err(error) => event!(debug, %error, "the client could not remove its rows on exit"),
+        if let Err(error) = self.write(|tx| semaphores::remove_dead_clients(tx, vec![client])) {
+            event!(debug, %error, "the client could not remove its rows on exit");
         }
     }
 }
 
 /// Returns the id of the current boot.
 fn boot() -> Result<String, Error> {
-    let boot = fs::read_to_string(BOOT_ID);
-    let boot = boot.map_err(|error| of_system("reading", Path::new(BOOT_ID), error))?;
+    let boot = fs::read_to_string(BOOT_ID).during("reading", Path::new(BOOT_ID))?;
     Ok(boot.trim().to_owned())
 }
 
-/// Read-only access to the store, over a connection of its own.
-pub(super) struct Reader {
-    place: Arc<Location>,
-    clock: StoreClock,
-}
-
-impl Reader {
-    /// Opens a store that exists, without a client. Nothing is written.
-    pub(super) fn open(path: &Path) -> Result<Self, Error> {
-        let place = Location::look(path)?;
-        let clock = schema::clock_to_read(&place, &boot()?)?;
-        Ok(Self { place: Arc::new(place), clock })
-    }
-
-    pub(super) fn read<T>(
-        &self,
-        work: impl FnOnce(&Connection, Time, &mut Surroundings<'_>) -> rusqlite::Result<T>,
-    ) -> Result<T, Error> {
-        let (mut connection, clients) = (schema::open_to_read(&self.place)?, Clients::new()?);
-        read(&self.place, &clients, &mut connection, self.clock.now(), work)
-    }
-}
-
-/// Runs a read-only transaction. It waits for no writer.
-fn read<T>(
-    place: &Location,
-    clients: &Clients,
-    connection: &mut Connection,
-    now: Time,
-    work: impl FnOnce(&Connection, Time, &mut Surroundings<'_>) -> rusqlite::Result<T>,
-) -> Result<T, Error> {
-    place.check()?;
-    let mut surroundings = Surroundings { place, clients };
-    let tx = connection.transaction_with_behavior(TransactionBehavior::Deferred);
-    let done = tx.and_then(|tx| work(&tx, now, &mut surroundings));
-    done.map_err(|error| place.explain("request to", error))
-}
-
-/// What a transition can observe outside of the database: whether other clients are alive.
-pub(super) struct Surroundings<'a> {
+/// The other clients, as the kernel reports them.
+struct Surroundings<'a> {
     place: &'a Location,
     clients: &'a Clients,
 }
@@ -285,47 +329,22 @@ impl Peers for Surroundings<'_> {
     }
 }
 
-/// Removes all permits and waiters of these clients, and of other clients that turn out to be dead.
-fn remove_dead_clients(
-    tx: &Transaction<'_>,
-    dead: Vec<ClientId>,
-    now: Time,
-    confirm_within: Span,
-    around: &Surroundings<'_>,
-) -> rusqlite::Result<Applied> {
-    let mut applied = Applied::default();
-    let call = Call { from: None, now, confirm_within, peers: around };
-    semaphores::remove_dead_clients(tx, dead, &call, &mut applied)?;
-    Ok(applied)
-}
-
-fn insert_client(tx: &Connection, client: ClientId, now: Time) -> rusqlite::Result<()> {
+fn insert_client(tx: &Transaction<'_>, client: ClientId) -> rusqlite::Result<()> {
     let host = process::host().unwrap_or_default();
     let program = std::env::args().next().unwrap_or_default();
     let program = program.rsplit('/').next().unwrap_or_default();
     tx.execute(
         "INSERT INTO clients (client, host, pid, program, since) VALUES (?1, ?2, ?3, ?4, ?5)",
-        params![
-            client.number().cast_signed(),
-            host,
-            std::process::id(),
-            program,
-            now.micros().cast_signed()
-        ],
+        params![client, host, std::process::id(), program, tx.now],
     )
     .map(drop)
 }
 
-fn is_known(tx: &Connection, client: ClientId) -> rusqlite::Result<bool> {
-    let mut select = tx.prepare_cached("SELECT 1 FROM clients WHERE client = ?1")?;
-    select.exists([client.number().cast_signed()])
+fn has_row(tx: &Connection, client: ClientId) -> rusqlite::Result<bool> {
+    tx.prepare_cached("SELECT 1 FROM clients WHERE client = ?1")?.exists([client])
 }
 
-fn others(connection: &Connection, own: ClientId) -> rusqlite::Result<Vec<ClientId>> {
-    let mut select =
-        connection.prepare("SELECT client FROM clients WHERE client <> ?1 LIMIT ?2")?;
-    let own = own.number().cast_signed();
-    let others = select.query_map(params![own, LOOKED_AT], |row| row.get::<_, i64>(0))?;
-    let others: Vec<_> = others.collect::<rusqlite::Result<_>>()?;
-    Ok(others.into_iter().filter_map(|row| ClientId::from_number(row.cast_unsigned())).collect())
+fn other_clients(tx: &Connection, client: ClientId) -> rusqlite::Result<Vec<ClientId>> {
+    let mut select = tx.prepare("SELECT client FROM clients WHERE client <> ?1 LIMIT ?2")?;
+    select.query_map(params![client, CHECKED], |row| row.get(0))?.collect()
 }

@@ -99,10 +99,21 @@ fn no_descriptor_left() -> Option<io::Error> {
     opened.err().filter(|error| none_left.contains(&error.raw_os_error()))
 }
 
-pub(super) fn of_system(what: &str, path: &Path, error: impl Into<io::Error>) -> Error {
+/// Maps an error of the operating system.
+pub(super) trait During<T> {
+    /// `what` names the attempt, as in "opening".
+    fn during(self, what: &str, path: &Path) -> Result<T, Error>;
+}
+
+impl<T, E: Into<io::Error>> During<T> for Result<T, E> {
+    fn during(self, what: &str, path: &Path) -> Result<T, Error> {
+        self.map_err(|error| of_system(what, path, error.into()))
+    }
+}
+
+fn of_system(what: &str, path: &Path, error: io::Error) -> Error {
     use io::ErrorKind as Kind;
 
-    let error = error.into();
     let what = format!("{what} {}", path.display());
     match error.kind() {
         Kind::PermissionDenied | Kind::ReadOnlyFilesystem => {

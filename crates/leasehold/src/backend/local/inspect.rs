@@ -9,7 +9,7 @@ use std::path::Path;
 use rustix::fs::{FsWord, statfs};
 use rustix::process::geteuid;
 
-use super::errors::{another_programs, not_a_store, of_system};
+use super::errors::{During, another_programs, not_a_store};
 use super::location::with_suffix;
 use super::{log, schema};
 use crate::Error;
@@ -17,14 +17,12 @@ use crate::Error;
 /// Fails if the file at the path cannot be a store of ours. The kind of file is checked before its permissions: it
 /// would be wrong to advise `chmod` for another program's file.
 pub(super) fn check_existing(path: &Path) -> Result<(), Error> {
-    match fs::symlink_metadata(path) {
-        Ok(metadata) => {
-            check_kind(path, &metadata)?;
-            check_file(path, &metadata)
-        }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(of_system("reading the metadata of", path, error)),
-    }
+    let metadata = match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        metadata => metadata.during("reading the metadata of", path)?,
+    };
+    check_kind(path, &metadata)?;
+    check_file(path, &metadata)
 }
 
 /// Fails if the file is not a database, or is a database of another program.
@@ -39,8 +37,7 @@ fn check_kind(path: &Path, metadata: &Metadata) -> Result<(), Error> {
         return Ok(());
     }
     let mut start = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(100).read_to_end(&mut start));
-    if read.is_err() {
+    if File::open(path).and_then(|file| file.take(100).read_to_end(&mut start)).is_err() {
         // The checks of owner and mode explain better why it cannot be read.
         return Ok(());
     }
@@ -71,8 +68,7 @@ fn is_open(wanted: &Metadata) -> bool {
 
 /// Fails if other hosts may share this file system. `directory` is the one of the file, or the closest one that exists.
 pub(super) fn check_file_system(file: &Path, directory: &Path) -> Result<(), Error> {
-    let system = statfs(directory)
-        .map_err(|error| of_system("reading the file system of", directory, error))?;
+    let system = statfs(directory).during("reading the file system of", directory)?;
     let Some(system) = network(system.f_type, directory) else { return Ok(()) };
     let problem = format!("{} is on {system}", file.display());
     let advice = "file locks and shared memory are not reliable there: choose a path on a local disk, \
@@ -146,8 +142,8 @@ fn network(kind: FsWord, path: &Path) -> Option<String> {
         let device = fs::metadata(path).map_or(0, |metadata| metadata.dev());
         return fuse(&mounts, (rustix::fs::major(device), rustix::fs::minor(device)));
     }
-    let known = NETWORK.iter().find(|(known, _)| *known == kind);
-    known.map(|(_, name)| format!("a network file system ({name})"))
+    let (_, name) = NETWORK.iter().find(|(network, _)| *network == kind)?;
+    Some(format!("a network file system ({name})"))
 }
 
 /// Describes a FUSE file system, unless it is known to be on this host alone. The kernel knows only the name that the

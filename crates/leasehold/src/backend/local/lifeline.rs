@@ -20,7 +20,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use super::errors::of_system;
+use super::errors::During;
 use super::inspect::check_owner;
 use super::location::Location;
 use crate::callbacks::event;
@@ -42,13 +42,11 @@ pub(super) struct Clients {
 
 impl Clients {
     pub(super) fn new() -> Result<Self, Error> {
-        let made = UnixDatagram::unbound().and_then(|socket| {
-            // Never block on a client that does not read its socket.
-            socket.set_nonblocking(true)?;
-            Ok(socket)
-        });
-        let failed = |error| of_system("creating a socket for", Path::new("the store"), error);
-        Ok(Self { socket: made.map_err(failed)? })
+        let (what, path) = ("creating a socket for", Path::new("the store"));
+        let socket = UnixDatagram::unbound().during(what, path)?;
+        // Never block on a client that does not read its socket.
+        socket.set_nonblocking(true).during(what, path)?;
+        Ok(Self { socket })
     }
 
     pub(super) fn reach(&self, place: &Location, client: ClientId) -> Reach {
@@ -71,15 +69,14 @@ impl Clients {
 
 /// Creates the lifeline of a new client, and the socket that wakes it. Call it under the write lock.
 pub(super) fn enter(place: &Location, client: ClientId) -> Result<(Lifeline, WakeUps), Error> {
-    let failed = |error| of_system("creating a client's file beside", &place.file, error);
+    let what = "creating a client's file beside";
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
     let open = || Ok(openat(&place.directory, client.to_string(), flags, Mode::RUSR | Mode::WUSR)?);
-    let lifeline = CloseOnFork::open(open).map_err(failed)?;
-    flock(&lifeline, FlockOperation::NonBlockingLockExclusive)
-        .map_err(|error| failed(error.into()))?;
+    let lifeline = CloseOnFork::open(open).during(what, &place.file)?;
+    flock(&lifeline, FlockOperation::NonBlockingLockExclusive).during(what, &place.file)?;
     let path = socket_path(place, client);
-    let socket = CloseOnFork::open(|| UnixDatagram::bind(path)).map_err(failed)?;
-    socket.set_nonblocking(true).map_err(failed)?;
+    let socket = CloseOnFork::open(|| UnixDatagram::bind(path)).during(what, &place.file)?;
+    socket.set_nonblocking(true).during(what, &place.file)?;
     Ok((lifeline, socket))
 }
 
@@ -147,9 +144,9 @@ fn socket_path(place: &Location, client: ClientId) -> PathBuf {
 
 /// Removes the files of dead clients that have no row in the store. Call it under the write lock: then no client has a
 /// file but no row yet.
-pub(super) fn tidy(place: &Location, known: impl Fn(ClientId) -> bool) {
+pub(super) fn tidy(place: &Location, has_row: impl Fn(ClientId) -> bool) {
     for client in clients(place) {
-        if !known(client) && is_dead(place, client) {
+        if !has_row(client) && is_dead(place, client) {
             remove_files(place, client);
         }
     }

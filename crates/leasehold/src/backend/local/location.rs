@@ -40,7 +40,7 @@ use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock, fstat, openat};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
-use super::errors::{self, of_system};
+use super::errors::{self, During};
 use super::inspect::{self, check_file, check_owner};
 use super::{LocalSettings, lifeline, log, schema};
 use crate::Error;
@@ -87,12 +87,9 @@ impl Location {
 
         let (turn_path, flags) = (beside.join("turn"), OFlags::RDWR | OFlags::CREATE);
         let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let turn = open_turn(&directory, flags, Mode::RUSR | Mode::WUSR)
-            .map_err(|error| of_system("opening", &turn_path, error))?;
-        let metadata = turn
-            .metadata()
-            .map_err(|error| of_system("reading the metadata of", &turn_path, error))?;
-        check_file(&turn_path, &metadata)?;
+        let mode = Mode::RUSR | Mode::WUSR;
+        let turn = open_turn(&directory, flags, mode).during("opening", &turn_path)?;
+        check_file(&turn_path, &turn.metadata().during("reading the metadata of", &turn_path)?)?;
         let mut place = Self::new(file, directory, turn);
         // Keep the lock until everything is done. Two clients of one process must not both create the file, because the
         // first would close it under the second.
@@ -117,15 +114,14 @@ impl Location {
     }
 
     /// Finds a store that exists, and creates nothing.
-    pub(super) fn look(path: &Path) -> Result<Self, Error> {
-        let file = fs::canonicalize(path).map_err(|error| of_system("finding", path, error))?;
+    pub(super) fn find(path: &Path) -> Result<Self, Error> {
+        let file = fs::canonicalize(path).during("finding", path)?;
         inspect::check_file_system(&file, file.parent().unwrap_or(Path::new("/")))?;
         let _opening = Opening::begin(&file, Instant::now() + schema::BUSY)?;
         inspect::check_existing(&file)?;
         let (directory, _) = open_clients(&file)?;
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let turn = open_turn(&directory, flags, Mode::empty())
-            .map_err(|error| of_system("opening", &file, error))?;
+        let turn = open_turn(&directory, flags, Mode::empty()).during("opening", &file)?;
         Ok(Self::new(file, directory, turn))
     }
 
@@ -175,7 +171,7 @@ impl Location {
             for file in BESIDE.iter().chain(&["-journal"]).map(|end| with_suffix(&self.file, end)) {
                 let Ok(metadata) = fs::symlink_metadata(&file) else { continue };
                 check_file(&file, &metadata)?;
-                fs::remove_file(&file).map_err(|error| of_system("removing", &file, error))?;
+                fs::remove_file(&file).during("removing", &file)?;
             }
         }
         Ok(())
@@ -189,8 +185,7 @@ impl Location {
         if self.turn.read_exact_at(&mut recorded, 0).is_ok() && recorded == text.as_bytes() {
             return Ok(());
         }
-        let written = self.turn.write_all_at(text.as_bytes(), 0);
-        written.map_err(|error| of_system("writing a file beside", &self.file, error))
+        self.turn.write_all_at(text.as_bytes(), 0).during("writing a file beside", &self.file)
     }
 
     /// Waits until no other client writes. If a client was stopped while it wrote, this waits until that client
@@ -199,10 +194,10 @@ impl Location {
         loop {
             match flock(self.turn.as_fd(), FlockOperation::LockExclusive) {
                 Err(Errno::INTR) => {}
-                Err(error) => {
-                    return Err(of_system("waiting for the write lock of", &self.file, error));
+                locked => {
+                    locked.during("waiting for the write lock of", &self.file)?;
+                    return Ok(WriteLock(self.turn.clone()));
                 }
-                Ok(()) => return Ok(WriteLock(self.turn.clone())),
             }
         }
     }
@@ -210,9 +205,9 @@ impl Location {
     /// Fails if a file that we have open is no longer the one that others would open, or if the log was cut off.
     pub(super) fn check(&self) -> Result<(), Error> {
         let mut length = None;
-        for (file, known) in &self.identity {
+        for (file, inode) in &self.identity {
             let metadata = metadata_of(file)?;
-            if metadata.ino() != *known {
+            if metadata.ino() != *inode {
                 return Err(gone(file));
             }
             if file.as_os_str().as_bytes().ends_with(b"-wal") {
@@ -274,17 +269,9 @@ impl Location {
             is_new || fs::symlink_metadata(&journal).is_ok() || !self.is_in_a_directory_of_ours();
         for file in self.files().chain(needs_journal.then_some(journal)) {
             let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&file);
-            match made {
-                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-                    return Err(of_system("creating", &file, error));
-                }
-                _ => {}
-            }
+            unless_exists(made.map(drop)).during("creating", &file)?;
             let metadata = fs::symlink_metadata(&file);
-            check_file(
-                &file,
-                &metadata.map_err(|error| of_system("reading the metadata of", &file, error))?,
-            )?;
+            check_file(&file, &metadata.during("reading the metadata of", &file)?)?;
         }
         Ok(())
     }
@@ -357,10 +344,8 @@ fn open_turn(directory: &OwnedFd, flags: OFlags, mode: Mode) -> io::Result<Arc<C
 fn open_clients(file: &Path) -> Result<(OwnedFd, PathBuf), Error> {
     let beside = with_suffix(file, ".clients");
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let directory = openat(CWD, &beside, flags, Mode::empty())
-        .map_err(|error| of_system("opening", &beside, error))?;
-    let stat =
-        fstat(&directory).map_err(|error| of_system("reading the metadata of", &beside, error))?;
+    let directory = openat(CWD, &beside, flags, Mode::empty()).during("opening", &beside)?;
+    let stat = fstat(&directory).during("reading the metadata of", &beside)?;
     check_owner(&beside, stat.st_uid, stat.st_mode, "700")?;
     Ok((directory, beside))
 }
@@ -368,13 +353,12 @@ fn open_clients(file: &Path) -> Result<(OwnedFd, PathBuf), Error> {
 /// Returns the file's real path. Fails on a network file system, and if the file's directory does not exist and is not to
 /// be created: a mistyped path would be a store of its own, where nobody else counts.
 fn resolve(path: &Path, create_directories: bool) -> Result<PathBuf, Error> {
-    let whole = std::path::absolute(path).map_err(|error| of_system("resolving", path, error))?;
+    let whole = std::path::absolute(path).during("resolving", path)?;
     let (Some(parent), Some(name)) = (whole.parent(), whole.file_name()) else {
         let problem = format!("{} is not the path of a file: choose another path", path.display());
         return Err(Error::invalid("store", problem));
     };
-    let real =
-        |path: &Path| fs::canonicalize(path).map_err(|error| of_system("resolving", path, error));
+    let real = |path: &Path| fs::canonicalize(path).during("resolving", path);
     if fs::symlink_metadata(&whole).is_ok() {
         let file = real(&whole)?;
         inspect::check_file_system(&file, file.parent().unwrap_or(Path::new("/")))?;
@@ -393,12 +377,15 @@ fn resolve(path: &Path, create_directories: bool) -> Result<PathBuf, Error> {
 
 /// Creates a directory with mode 0700, and its missing parents likewise.
 fn make_directory(path: &Path, parents: bool) -> Result<(), Error> {
-    match DirBuilder::new().recursive(parents).mode(0o700).create(path) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-            Err(of_system("creating the directory", path, error))
-        }
-        _ => Ok(()),
-    }
+    let made = DirBuilder::new().recursive(parents).mode(0o700).create(path);
+    unless_exists(made).during("creating the directory", path)
+}
+
+fn unless_exists(made: io::Result<()>) -> io::Result<()> {
+    made.or_else(|error| match error.kind() {
+        io::ErrorKind::AlreadyExists => Ok(()),
+        _ => Err(error),
+    })
 }
 
 pub(super) fn with_suffix(file: &Path, suffix: &str) -> PathBuf {
@@ -409,9 +396,8 @@ pub(super) fn with_suffix(file: &Path, suffix: &str) -> PathBuf {
 
 fn metadata_of(file: &Path) -> Result<Metadata, Error> {
     match fs::symlink_metadata(file) {
-        Ok(metadata) => Ok(metadata),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Err(gone(file)),
-        Err(error) => Err(of_system("reading the metadata of", file, error)),
+        metadata => metadata.during("reading the metadata of", file),
     }
 }
 
@@ -443,6 +429,7 @@ mod tests {
                     answer_timeout: Duration::from_secs(5),
                     confirm_within: Span::from_millis(5000),
                     create_directories: false,
+                    read_only: false,
                 };
                 let (_, made) = Location::prepare(&settings, until, |place, _| {
                     let made = with_suffix(&place.file, "-journal").exists();

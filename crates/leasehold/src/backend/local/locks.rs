@@ -5,17 +5,16 @@
 
 use std::sync::Arc;
 
-use rusqlite::types::Type;
 use rusqlite::{Connection, OptionalExtension, Result, Row, params};
 
-use super::database::Reader;
+use super::columns::Bits;
+use super::database::Transaction;
 use crate::clock::Time;
 use crate::machine::lock::{
-    Acquired, Holder, LockCommand, LockMachine, LockOutcome, LockRows, NewRecord, NotifyWhen,
-    Record, Verdict,
+    Acquired, Holder, LockCommand, LockMachine, LockOutcome, LockRows, NotifyWhen, Record, Verdict,
 };
 use crate::name::Name;
-use crate::{ClientId, Error, Fence, LockId};
+use crate::{ClientId, Fence, LockId};
 
 #[cfg(test)]
 mod tests;
@@ -23,102 +22,80 @@ mod tests;
 /// The most expired records that one transaction removes.
 const REMOVED_AT_ONCE: u32 = 64;
 
-/// The rows of all locks at the moment `now`, in milliseconds.
+/// The rows of all locks.
 pub(super) struct SqlLocks<'a> {
-    pub(super) tx: &'a Connection,
-    pub(super) now: u64,
-    /// The same moment in microseconds, from which fences are minted.
-    pub(super) micros: u64,
+    tx: &'a Connection,
+    /// The time in milliseconds. Records that have expired by then are not found.
+    now: u64,
+    /// The time from which fences are minted.
+    fences_from: Time,
 }
 
 /// The columns of a record, in the order in which [`read`] reads them.
 const COLUMNS: &str = "key, id, acquired_at, expires_at, fence, host, pid, label";
 
 fn read(row: &Row<'_>) -> Result<Record> {
-    let number = |column| row.get::<_, i64>(column).map(i64::cast_unsigned);
-    let id: String = row.get(1)?;
-    Ok(Record {
-        key: key(row)?,
-        id: id.parse().map_err(|error| invalid(1, error))?,
-        acquired_at: number(2)?,
-        expires_at: number(3)?,
-        fence: Fence::new(number(4)?),
-        holder: Arc::new(Holder { host: row.get(5)?, pid: row.get(6)?, label: row.get(7)? }),
-    })
+    let (acquired_at, expires_at) = (row.get::<_, Bits>(2)?.0, row.get::<_, Bits>(3)?.0);
+    let holder = Arc::new(Holder { host: row.get(5)?, pid: row.get(6)?, label: row.get(7)? });
+    let (key, id, fence) = (row.get(0)?, row.get(1)?, row.get(4)?);
+    Ok(Record { key, id, acquired_at, expires_at, fence, holder })
 }
 
-/// Reads a key from the first column.
-fn key(row: &Row<'_>) -> Result<Name> {
-    let key: String = row.get(0)?;
-    Name::normalised("key", &key).map_err(|error| invalid(0, error))
+fn millis(now: Time) -> u64 {
+    now.micros() / 1000
 }
 
-fn invalid(column: usize, error: Error) -> rusqlite::Error {
-    rusqlite::Error::FromSqlConversionFailure(column, Type::Text, Box::new(error))
-}
-
-/// Returns the locks at this time.
-pub(super) fn machine(tx: &Connection, now: Time) -> LockMachine<SqlLocks<'_>> {
-    LockMachine { rows: SqlLocks { tx, now: now.micros() / 1000, micros: now.micros() } }
+fn machine<'a>(tx: &'a Transaction<'_>) -> LockMachine<SqlLocks<'a>> {
+    LockMachine { rows: SqlLocks { tx, now: millis(tx.now), fences_from: tx.now } }
 }
 
 /// Whether a command changes nothing.
-pub(super) fn only_asks(command: &LockCommand) -> bool {
+pub(super) fn is_query(command: &LockCommand) -> bool {
     matches!(command, LockCommand::IsLocked { .. } | LockCommand::Lookup(_))
 }
 
 /// Returns the held locks, ordered by key, at most `limit` of them.
-pub(super) fn list(store: &Reader, limit: usize) -> std::result::Result<Vec<Record>, Error> {
-    store.read(|tx, now, _| machine(tx, now).rows.list(limit))
+pub(super) fn list(tx: &Connection, limit: usize, now: Time) -> Result<Vec<Record>> {
+    tx.prepare(&format!(
+        "SELECT {COLUMNS} FROM locks WHERE id IS NOT NULL AND expires_at > ?1 ORDER BY key LIMIT ?2"
+    ))?
+    .query_map(params![Bits(millis(now)), i64::try_from(limit).unwrap_or(i64::MAX)], read)?
+    .collect()
 }
 
-/// Removes expired records. Returns the clients that wait for their keys. Call it in a transaction that may write.
-pub(super) fn remove_expired(tx: &Connection, now: Time) -> Result<Vec<ClientId>> {
-    let mut wake = Vec::new();
-    for key in machine(tx, now).remove_expired(now.micros() / 1000)? {
-        wake.extend(wake_waiters(tx, &key)?);
-    }
-    Ok(wake)
+/// Removes expired records, and wakes the clients that wait for their keys.
+pub(super) fn remove_expired(tx: &Transaction<'_>) -> Result<()> {
+    let removed = machine(tx).remove_expired(millis(tx.now))?;
+    removed.iter().try_for_each(|key| wake_waiters(tx, key))
 }
 
-/// Applies a command. Adds the clients to wake because of it to `wake`.
+/// Answers a query.
+pub(super) fn answer(tx: &Transaction<'_>, query: &LockCommand) -> Result<LockOutcome> {
+    machine(tx).apply(query, millis(tx.now))
+}
+
+/// Applies a command of this client.
 pub(super) fn apply(
-    tx: &Connection,
+    tx: &Transaction<'_>,
     command: &LockCommand,
     client: ClientId,
-    now: Time,
-    wake: &mut Vec<ClientId>,
 ) -> Result<LockOutcome> {
-    let outcome = machine(tx, now).apply(command, now.micros() / 1000)?;
-    Ok(match (command, outcome) {
+    let outcome = machine(tx).apply(command, millis(tx.now))?;
+    match (command, &outcome) {
         (LockCommand::Acquire { key, notify, .. }, LockOutcome::Acquire(acquired)) => {
-            let locked = matches!(acquired, Acquired::Locked { .. });
-            if *notify == NotifyWhen::Always || *notify == NotifyWhen::IfLocked && locked {
+            let is_locked = matches!(acquired, Acquired::Locked { .. });
+            if *notify == NotifyWhen::Always || *notify == NotifyWhen::IfLocked && is_locked {
                 register_waiter(tx, key, client)?;
             }
-            LockOutcome::Acquire(acquired)
         }
         (_, LockOutcome::Release(Verdict::Done(Some(key)))) => {
             // The store wakes every client that waits, the releasing one included.
-            wake.extend(wake_waiters(tx, &key)?);
-            LockOutcome::Release(Verdict::Done(None))
+            wake_waiters(tx, key)?;
+            return Ok(LockOutcome::Release(Verdict::Done(None)));
         }
-        (_, outcome) => outcome,
-    })
-}
-
-impl SqlLocks<'_> {
-    /// Returns the held locks, ordered by key, at most `limit` of them.
-    fn list(&self, limit: usize) -> Result<Vec<Record>> {
-        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-        self.tx
-            .prepare(&format!(
-                "SELECT {COLUMNS} FROM locks
-                 WHERE id IS NOT NULL AND expires_at > ?1 ORDER BY key LIMIT ?2"
-            ))?
-            .query_map(params![self.now.cast_signed(), limit], read)?
-            .collect()
+        _ => {}
     }
+    Ok(outcome)
 }
 
 impl LockRows for SqlLocks<'_> {
@@ -129,25 +106,32 @@ impl LockRows for SqlLocks<'_> {
             .prepare_cached(&format!(
                 "SELECT {COLUMNS} FROM locks WHERE key = ?1 AND id IS NOT NULL AND expires_at > ?2"
             ))?
-            .query_row(params![key.as_str(), self.now.cast_signed()], read)
+            .query_row(params![key, Bits(self.now)], read)
             .optional()
     }
 
     fn key_of(&self, id: LockId) -> Result<Option<Name>> {
         let mut select = self.tx.prepare_cached("SELECT key FROM lock_ids WHERE id = ?1")?;
-        select.query_row([id.as_str()], key).optional()
+        select.query_row([id], |row| row.get(0)).optional()
     }
 
-    fn insert(&mut self, record: NewRecord<'_>) -> Result<Fence> {
-        let NewRecord { key, id, acquired_at, expires_at, holder } = record;
+    fn insert(
+        &mut self,
+        key: &Name,
+        id: LockId,
+        acquired_at: u64,
+        expires_at: u64,
+        holder: &Arc<Holder>,
+    ) -> Result<Fence> {
         // There may be an expired record that has not been removed yet.
         self.tx
             .prepare_cached(
                 "DELETE FROM lock_ids WHERE id = (SELECT id FROM locks WHERE key = ?1 AND id IS NOT NULL)",
             )?
-            .execute([key.as_str()])?;
-        let Holder { host, pid, label } = &**holder;
-        let fence: i64 = self
+            .execute([key])?;
+        let (Holder { host, pid, label }, from) = (&**holder, self.fences_from);
+        let (acquired_at, expires_at) = (Bits(acquired_at), Bits(expires_at));
+        let fence = self
             .tx
             .prepare_cached(
                 "INSERT INTO locks (key, fence, id, acquired_at, expires_at, host, pid, label)
@@ -159,29 +143,18 @@ impl LockRows for SqlLocks<'_> {
                  RETURNING fence",
             )?
             .query_row(
-                params![
-                    key.as_str(),
-                    id.as_str(),
-                    acquired_at.cast_signed(),
-                    expires_at.cast_signed(),
-                    self.micros.cast_signed(),
-                    host,
-                    pid,
-                    label
-                ],
+                params![key, id, acquired_at, expires_at, from, host, pid, label],
                 |row| row.get(0),
             )?;
         self.tx
             .prepare_cached("INSERT OR REPLACE INTO lock_ids (id, key) VALUES (?1, ?2)")?
-            .execute([id.as_str(), key.as_str()])?;
-        Ok(Fence::new(fence.cast_unsigned()))
+            .execute(params![id, key])?;
+        Ok(fence)
     }
 
     fn set_expiry(&mut self, record: &Record, expires_at: u64) -> Result<()> {
-        self.tx
-            .prepare_cached("UPDATE locks SET expires_at = ?2 WHERE key = ?1")?
-            .execute(params![record.key.as_str(), expires_at.cast_signed()])
-            .map(drop)
+        let update = "UPDATE locks SET expires_at = ?2 WHERE key = ?1";
+        self.tx.prepare_cached(update)?.execute(params![record.key, Bits(expires_at)]).map(drop)
     }
 
     fn remove(&mut self, record: &Record) -> Result<()> {
@@ -191,13 +164,13 @@ impl LockRows for SqlLocks<'_> {
                      label = NULL
                  WHERE key = ?1",
             )?
-            .execute([record.key.as_str()])
+            .execute([&record.key])
             .map(drop)
     }
 
     fn remove_id(&mut self, id: LockId) -> Result<()> {
         let mut delete = self.tx.prepare_cached("DELETE FROM lock_ids WHERE id = ?1")?;
-        delete.execute([id.as_str()]).map(drop)
+        delete.execute([id]).map(drop)
     }
 
     fn expired(&self, now: u64) -> Result<Vec<Record>> {
@@ -206,34 +179,29 @@ impl LockRows for SqlLocks<'_> {
                 "SELECT {COLUMNS} FROM locks
                  WHERE id IS NOT NULL AND expires_at <= ?1 ORDER BY expires_at LIMIT ?2"
             ))?
-            .query_map(params![now.cast_signed(), REMOVED_AT_ONCE], read)?
+            .query_map(params![Bits(now), REMOVED_AT_ONCE], read)?
             .collect()
     }
 }
 
 /// Registers this client to be woken when the key is released.
 fn register_waiter(tx: &Connection, key: &Name, client: ClientId) -> Result<()> {
-    tx.prepare_cached(
-        "INSERT OR REPLACE INTO lock_waiters (key, client, woken) VALUES (?1, ?2, 0)",
-    )?
-    .execute(params![key.as_str(), client.number().cast_signed()])
-    .map(drop)
+    let insert = "INSERT OR REPLACE INTO lock_waiters (key, client, woken) VALUES (?1, ?2, 0)";
+    tx.prepare_cached(insert)?.execute(params![key, client]).map(drop)
 }
 
-/// Marks the clients that wait for the key as woken, and returns them. Each client then reads which key was released.
-fn wake_waiters(tx: &Connection, key: &Name) -> Result<Vec<ClientId>> {
-    let mut update =
-        tx.prepare_cached("UPDATE lock_waiters SET woken = 1 WHERE key = ?1 RETURNING client")?;
-    let clients = update.query_map([key.as_str()], |row| row.get::<_, i64>(0))?;
-    let clients: Vec<_> = clients.collect::<Result<_>>()?;
-    let client = |number: i64| ClientId::from_number(number.cast_unsigned());
-    Ok(clients.into_iter().filter_map(client).collect())
+/// Wakes the clients that wait for the key. Each of them then reads which key was released.
+fn wake_waiters(tx: &Transaction<'_>, key: &Name) -> Result<()> {
+    let update = "UPDATE lock_waiters SET woken = 1 WHERE key = ?1 RETURNING client";
+    let mut update = tx.prepare_cached(update)?;
+    update.query_map([key], |row| row.get(0))?.try_for_each(|client| {
+        tx.wake(client?);
+        Ok(())
+    })
 }
 
 /// Returns the keys that this client waited for and that were released. Each key is returned once.
-pub(super) fn take_released(tx: &Connection, client: ClientId) -> Result<Vec<String>> {
-    let mut delete = tx
-        .prepare_cached("DELETE FROM lock_waiters WHERE client = ?1 AND woken = 1 RETURNING key")?;
-    let keys = delete.query_map([client.number().cast_signed()], |row| row.get(0))?;
-    keys.collect()
+pub(super) fn take_released(tx: &Connection, client: ClientId) -> Result<Vec<Name>> {
+    let delete = "DELETE FROM lock_waiters WHERE client = ?1 AND woken = 1 RETURNING key";
+    tx.prepare_cached(delete)?.query_map([client], |row| row.get(0))?.collect()
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags, OptionalExtension, TransactionBehavior, params};
 
+use super::columns::Bits;
 use super::errors::another_programs;
 use super::location::Location;
 use crate::Error;
@@ -93,6 +94,9 @@ const SCHEMA: &str = "
     CREATE INDEX leases_by_age ON leases (pool, last);
 ";
 
+/// The changes from each version to the next one, starting at version 1.
+const MIGRATIONS: [&str; 5] = [FROM_1_TO_2, FROM_2_TO_3, FROM_3_TO_4, FROM_4_TO_5, FROM_5_TO_6];
+
 /// Migrates a store from version 1 to 2. In version 1 the fences of locks were counters, and locks did not record their
 /// holder.
 const FROM_1_TO_2: &str = "
@@ -158,13 +162,13 @@ pub(super) fn open(place: &Location, busy: Duration) -> Result<Connection, Error
     let flags = flags | OpenFlags::SQLITE_OPEN_NOFOLLOW;
     let mut connection = Connection::open_with_flags(&place.file, flags).map_err(failed)?;
     connection.busy_timeout(busy).map_err(failed)?;
-    let known = check(&connection, place)?;
+    let version = check(&connection, place)?;
     if connection.is_readonly("main").map_err(failed)? {
         let path = place.file.display();
         let what = format!("{path} cannot be written: run chmod 600 on it, or choose another path");
         return Err(Error::Refused { what });
     }
-    set_up(&mut connection, known).map_err(failed)?;
+    set_up(&mut connection, version).map_err(failed)?;
     Ok(connection)
 }
 
@@ -199,7 +203,7 @@ pub(super) fn clock_to_read(place: &Location, boot: &str) -> Result<StoreClock, 
         );
     }
     match StoreClock::read(&connection).map_err(|error| place.explain("reading", error))? {
-        Some((known, clock)) if known == boot => Ok(clock),
+        Some((last_boot, clock)) if last_boot == boot => Ok(clock),
         _ => refused(
             "was last used before this boot, so nothing in it is held: open it once without read_only",
         ),
@@ -254,15 +258,13 @@ fn set_up(connection: &mut Connection, version: i32) -> rusqlite::Result<()> {
     // Otherwise SQLite compiles a statement again whenever another value is bound to a range.
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
     connection.set_prepared_statement_cache_capacity(64);
-    let changes: &[&str] = match version {
-        0 => &[SCHEMA],
-        1 => &[FROM_1_TO_2, FROM_2_TO_3, FROM_3_TO_4, FROM_4_TO_5, FROM_5_TO_6],
-        2 => &[FROM_2_TO_3, FROM_3_TO_4, FROM_4_TO_5, FROM_5_TO_6],
-        3 => &[FROM_3_TO_4, FROM_4_TO_5, FROM_5_TO_6],
-        4 => &[FROM_4_TO_5, FROM_5_TO_6],
-        5 => &[FROM_5_TO_6],
-        _ => return Ok(()),
+    let changes = match usize::try_from(version) {
+        Ok(0) => &[SCHEMA][..],
+        version => version.ok().and_then(|version| MIGRATIONS.get(version - 1..)).unwrap_or(&[]),
     };
+    if changes.is_empty() {
+        return Ok(());
+    }
     durably(connection, |tx| {
         changes.iter().try_for_each(|change| tx.execute_batch(change))?;
         tx.pragma_update(None, "application_id", APPLICATION)?;
@@ -318,27 +320,27 @@ impl StoreClock {
     }
 
     fn read(connection: &Connection) -> rusqlite::Result<Option<(String, Self)>> {
-        let known = "SELECT boot, origin, fence_lead, horizon FROM meta";
+        let select = "SELECT boot, origin, fence_lead, horizon FROM meta";
         let read = |row: &rusqlite::Row<'_>| {
-            let number = |column| row.get::<_, i64>(column).map(i64::cast_unsigned);
+            let number = |column| row.get::<_, Bits>(column).map(|bits| bits.0);
             let clock = Self { origin: number(1)?, fence_lead: number(2)?, horizon: number(3)? };
             Ok((row.get(0)?, clock))
         };
-        connection.query_row(known, [], read).optional()
+        connection.query_row(select, [], read).optional()
     }
 
     /// Raises the horizon, unless it covers the current time. Call it under the write lock.
     pub(super) fn reserve(&mut self, connection: &mut Connection) -> rusqlite::Result<()> {
-        if let Some((_, known)) = Self::read(connection)? {
+        if let Some((_, stored)) = Self::read(connection)? {
             // Another client may have raised it.
-            self.horizon = known.horizon;
+            self.horizon = stored.horizon;
         }
         if self.covers(self.now()) {
             return Ok(());
         }
         let horizon = self.now().micros() + self.fence_lead + RESERVED;
         durably(connection, |tx| {
-            tx.execute("UPDATE meta SET horizon = max(horizon, ?1)", [horizon.cast_signed()])
+            tx.execute("UPDATE meta SET horizon = max(horizon, ?1)", [Bits(horizon)])
         })?;
         self.horizon = horizon;
         Ok(())
@@ -354,8 +356,8 @@ pub(super) fn last_boot(connection: &Connection) -> rusqlite::Result<Option<Stri
 /// removed, and only limits and fences stay. Call it under the write lock.
 pub(super) fn clock(connection: &mut Connection, boot: &str) -> rusqlite::Result<StoreClock> {
     let clock = match StoreClock::read(connection)? {
-        Some((known, clock)) if known == boot && clock.covers(clock.now()) => return Ok(clock),
-        Some((known, mut clock)) if known == boot => {
+        Some((last, clock)) if last == boot && clock.covers(clock.now()) => return Ok(clock),
+        Some((last, mut clock)) if last == boot => {
             clock.reserve(connection)?;
             clock
         }
@@ -367,14 +369,14 @@ pub(super) fn clock(connection: &mut Connection, boot: &str) -> rusqlite::Result
 }
 
 fn begin(tx: &Connection, boot: &str) -> rusqlite::Result<StoreClock> {
-    let last: i64 = tx.query_row(
+    let last: Bits = tx.query_row(
         "SELECT max(ifnull((SELECT horizon FROM meta), 0), ifnull((SELECT max(last_fence) FROM semaphores), 0),
                     ifnull((SELECT max(fence) FROM locks), 0))",
         [],
         |row| row.get(0),
     )?;
     let (wall, since_start) = (clock::wall_micros(), Moment::now().micros());
-    let fence_lead = (last.cast_unsigned() + 1).saturating_sub(wall);
+    let fence_lead = (last.0 + 1).saturating_sub(wall);
     let origin = wall.saturating_sub(since_start);
     let horizon = origin + since_start + fence_lead + RESERVED;
     tx.execute_batch(
@@ -385,7 +387,7 @@ fn begin(tx: &Connection, boot: &str) -> rusqlite::Result<StoreClock> {
     )?;
     tx.execute(
         "INSERT OR REPLACE INTO meta (one, boot, origin, fence_lead, horizon) VALUES (1, ?1, ?2, ?3, ?4)",
-        params![boot, origin.cast_signed(), fence_lead.cast_signed(), horizon.cast_signed()],
+        params![boot, Bits(origin), Bits(fence_lead), Bits(horizon)],
     )?;
     Ok(StoreClock { origin, fence_lead, horizon })
 }

@@ -10,8 +10,10 @@
 
 use rusqlite::{Connection, OptionalExtension, Result, params};
 
+use super::columns::{Bits, acquisition_id};
+use super::database::Transaction;
 use crate::clock::{Span, Time};
-use crate::machine::{Circumstances, Command, Effects, Held, Machine, Outcome, Reach, Rows};
+use crate::machine::{Circumstances, Command, Effects, Held, Machine, Reply, Rows};
 use crate::name::Name;
 use crate::{AcquisitionId, ClientId};
 
@@ -19,168 +21,125 @@ mod rows;
 #[cfg(test)]
 mod tests;
 
-pub(super) use rows::meter_of;
-use rows::{Find, Label, SqlRows, columns, holder, holder_columns, micros};
+use rows::{Label, SqlRows};
+pub(super) use rows::{
+    holder, holder_columns, semaphore, semaphore_columns, waiter, waiter_columns,
+};
 
 /// How often a client that waits near the head looks for dead clients. The engine adds up to a tenth, so 250 ms in all.
-pub(super) const WATCH: Span = Span::from_millis(225);
+const WATCH: Span = Span::from_millis(225);
 
 /// The clients near the head: the first `WATCHERS` distinct clients among the first `WATCHED_PLACES` waiters.
 const WATCHERS: usize = 8;
 const WATCHED_PLACES: u32 = 256;
 
-/// The other clients of the store.
-pub(super) trait Peers {
-    fn reach(&self, client: ClientId) -> Reach;
-
-    fn is_dead(&self, client: ClientId) -> bool;
-}
-
-/// The context of a batch.
-#[derive(Clone, Copy)]
-pub(super) struct Call<'a> {
-    /// The sender. `None` if no client is the sender; then every grant has to be claimed.
-    pub(super) from: Option<ClientId>,
-    pub(super) now: Time,
-    pub(super) confirm_within: Span,
-    pub(super) peers: &'a dyn Peers,
-}
-
-/// The result of a batch.
-#[derive(Debug, Default)]
-pub(super) struct Applied {
-    pub(super) outcomes: Vec<Outcome>,
-    /// The sender's own waiters that became holders.
-    pub(super) granted: Vec<(AcquisitionId, Held)>,
-    /// When the first holder expires, if anybody waits.
-    pub(super) next_expiry: Option<Time>,
-    /// When the first waiter gets its token, if it belongs to the sender and waits for nothing else.
-    pub(super) next_token: Option<Time>,
-    /// Whether the sender is one of the clients that look for dead ones.
-    pub(super) watches: bool,
-    /// The clients to wake after the commit.
-    pub(super) wake: Vec<ClientId>,
-    /// The dead clients that were removed. Their files can be removed after the commit.
-    pub(super) removed_clients: Vec<ClientId>,
-}
-
-/// Applies a batch in a transaction. If it `only_reads`, it fails with [`InvalidQuery`](rusqlite::Error::InvalidQuery)
-/// when something has to be written.
+/// Applies a batch. If no client is the sender, every grant has to be claimed.
 pub(super) fn apply(
-    tx: &Connection,
+    tx: &Transaction<'_>,
+    from: Option<ClientId>,
     name: &Name,
     commands: &[Command],
-    call: &Call<'_>,
-    only_reads: bool,
-) -> Result<Applied> {
-    let (mut applied, find) = (Applied::default(), Find::Name(name.as_str()));
+) -> Result<Reply> {
     let releases = commands.iter().all(|command| matches!(command, Command::Release { .. }));
-    let dead = run(tx, find, only_reads, call, &mut applied, |machine, call, applied| {
+    let (reply, dead) = run(tx, from, name, |machine, call| {
+        let mut reply = Reply::default();
         for command in commands {
-            applied.outcomes.push(machine.apply(command, call)?);
+            reply.outcomes.push(machine.apply(command, call)?);
         }
         if machine.rows.row().waiting > 0 {
-            applied.next_expiry = machine.rows.next_expiry()?;
-            if let Some(from) = call.from.filter(|_| !releases) {
-                applied.watches = machine.rows.near_the_head()?.contains(&from);
+            reply.next_expiry = machine.rows.next_expiry()?.map(|at| at - call.now);
+            if let Some(from) = from.filter(|_| !releases)
+                && machine.rows.near_the_head()?.contains(&from)
+            {
+                reply.next_expiry = reply.next_expiry.into_iter().chain([WATCH]).min();
             }
         }
-        Ok(())
+        Ok(reply)
     })?;
-    remove_dead_clients(tx, dead, call, &mut applied)?;
-    Ok(applied)
+    remove_dead_clients(tx, dead)?;
+    Ok(reply)
 }
 
-/// Runs `work` on the machine of one name, and writes the row of the name. Returns the clients that were found dead and
-/// removed under this name.
+/// Runs `work` on the machine of one name, and writes the row of the name. Completes the reply. Also returns the clients
+/// that were found dead and removed under this name.
 fn run(
-    tx: &Connection,
-    find: Find<'_>,
-    only_reads: bool,
-    call: &Call<'_>,
-    applied: &mut Applied,
-    work: impl FnOnce(
-        &mut Machine<SqlRows<'_>>,
-        &mut Circumstances<'_, Label>,
-        &mut Applied,
-    ) -> Result<()>,
-) -> Result<Vec<ClientId>> {
-    let Call { from, now, confirm_within, peers } = *call;
-    let rows = SqlRows::find(tx, find, only_reads, from, peers)?;
-    let (mut machine, mut effects) = (Machine { rows }, Effects::default());
+    tx: &Transaction<'_>,
+    from: Option<ClientId>,
+    name: &Name,
+    work: impl FnOnce(&mut Machine<SqlRows<'_>>, &mut Circumstances<'_, Label>) -> Result<Reply>,
+) -> Result<(Reply, Vec<ClientId>)> {
+    let Transaction { now, confirm_within, peers, .. } = *tx;
+    let (mut machine, mut effects) =
+        (Machine { rows: SqlRows::find(tx, name, from)? }, Effects::default());
     let token_before = machine.awaited_token(now)?;
     let wake = &mut |id: AcquisitionId, _: &Held| peers.reach(id.client());
     let mut call = Circumstances { from, now, confirm_within, wake, effects: &mut effects };
-    work(&mut machine, &mut call, applied)?;
+    let mut reply = work(&mut machine, &mut call)?;
     // If the first waiter waits only for a token, its client asks when the token comes. The reply tells the sender when
     // that is; another client is woken if the time has changed.
     let token = machine.awaited_token(now)?;
     match token {
-        Some((at, client)) if from == Some(client) => applied.next_token = Some(at),
-        Some((_, client)) if token != token_before => machine.rows.wake(client),
+        Some((at, client)) if from == Some(client) => reply.next_token = Some(at - now),
+        Some((_, client)) if token != token_before => tx.wake(client),
         _ => {}
     }
     machine.rows.save()?;
-    applied.wake.append(&mut machine.rows.wake);
-    applied.granted.extend(effects.granted.into_iter().map(|(id, held, _)| (id, held)));
-    Ok(machine.rows.dead)
+    let granted = effects.granted.into_iter();
+    reply.effects.granted = granted.map(|(id, held, _label)| (id, held, ())).collect();
+    Ok((reply, machine.rows.dead))
 }
 
 /// Removes dead clients under every name, and grants the permits that this frees. Removes other clients that it finds
 /// dead, too.
-pub(super) fn remove_dead_clients(
-    tx: &Connection,
-    mut dead: Vec<ClientId>,
-    call: &Call<'_>,
-    applied: &mut Applied,
-) -> Result<()> {
-    // The reply informs the sender only about its own name. For all other names it must be woken, like every client.
-    let call = &Call { from: None, ..*call };
+pub(super) fn remove_dead_clients(tx: &Transaction<'_>, mut dead: Vec<ClientId>) -> Result<()> {
     while let Some(client) = dead.pop() {
-        if applied.removed_clients.contains(&client) {
+        if tx.follow_up.borrow().removed_clients.contains(&client) {
             continue;
         }
-        let number = client.number().cast_signed();
-        let names: Vec<i64> = tx
+        let names: Vec<Name> = tx
             .prepare_cached(
-                "SELECT semaphore FROM holders WHERE client = ?1 UNION SELECT semaphore FROM waiters WHERE client = ?1",
+                "SELECT name FROM semaphores WHERE id IN (
+                     SELECT semaphore FROM holders WHERE client = ?1 UNION SELECT semaphore FROM waiters WHERE client = ?1)",
             )?
-            .query_map([number], |row| row.get(0))?
+            .query_map([client], |row| row.get(0))?
             .collect::<Result<_>>()?;
-        for id in names {
-            dead.extend(run(tx, Find::Id(id), false, call, applied, |machine, call, _| {
+        for name in names {
+            // The reply informs the sender only about the name of its commands. For all other names it must be woken,
+            // like every client.
+            let (_, also_dead) = run(tx, None, &name, |machine, call| {
                 machine.expire(call)?;
                 machine.remove_client(client, true)?;
-                machine.grant(call).map(drop)
-            })?);
+                machine.grant(call)?;
+                Ok(Reply::default())
+            })?;
+            dead.extend(also_dead);
         }
         for delete in [
             "DELETE FROM evicted WHERE client = ?1",
             "DELETE FROM lock_waiters WHERE client = ?1",
             "DELETE FROM clients WHERE client = ?1",
         ] {
-            tx.prepare_cached(delete)?.execute([number])?;
+            tx.prepare_cached(delete)?.execute([client])?;
         }
-        applied.removed_clients.push(client);
+        tx.follow_up.borrow_mut().removed_clients.push(client);
     }
     Ok(())
 }
 
 /// Claims the permits that other clients have granted to this one and that have not expired. Returns what it now holds.
 pub(super) fn claim(
-    tx: &Connection,
+    tx: &Transaction<'_>,
     client: ClientId,
-    now: Time,
-) -> Result<Vec<(String, AcquisitionId, Held)>> {
+) -> Result<Vec<(Name, AcquisitionId, Held)>> {
     let mut update = tx.prepare_cached(concat!(
         "UPDATE holders SET unclaimed = 0, ends = hold_until, hold_until = NULL
          WHERE client = ?1 AND unclaimed AND ends > ?2 RETURNING ",
         holder_columns!(),
         ", (SELECT name FROM semaphores WHERE id = semaphore)"
     ))?;
-    let claimed = update.query_map(params![client.number().cast_signed(), micros(now)], |row| {
+    let claimed = update.query_map(params![client, tx.now], |row| {
         let (id, member) = holder(row)?;
-        Ok((row.get(9)?, id, member.held(now)))
+        Ok((row.get(9)?, id, member.held(tx.now)))
     })?;
     let held = |(name, id, held): (_, _, Option<Held>)| Some((name, id, held?));
     claimed.filter_map(|claimed| claimed.map(held).transpose()).collect()
@@ -188,27 +147,20 @@ pub(super) fn claim(
 
 /// Returns the names whose first waiter belongs to this client and waits for a token, each with the time when the token
 /// comes.
-pub(super) fn tokens(
-    tx: &Connection,
-    client: ClientId,
-    now: Time,
-    peers: &dyn Peers,
-) -> Result<Vec<(String, Time)>> {
+pub(super) fn tokens(tx: &Transaction<'_>, client: ClientId) -> Result<Vec<(Name, Time)>> {
     let mut select = tx.prepare_cached(
-        "SELECT s.id, s.name FROM semaphores s
+        "SELECT s.name FROM semaphores s
          WHERE s.rate_count > 0 AND s.id IN (SELECT semaphore FROM waiters WHERE client = ?1)",
     )?;
-    let names = select
-        .query_map([client.number().cast_signed()], |row| Ok((row.get(0)?, row.get(1)?)))?
-        .collect::<Result<Vec<(i64, String)>>>()?;
+    let names = select.query_map([client], |row| row.get(0))?.collect::<Result<Vec<Name>>>()?;
     let mut tokens = Vec::new();
-    for (id, name) in names {
-        let machine = Machine { rows: SqlRows::find(tx, Find::Id(id), true, None, peers)? };
+    for name in names {
+        let machine = Machine { rows: SqlRows::find(tx, &name, None)? };
         // If the token is already available, the waiter gets it with its next request.
-        let (at, first) = match machine.awaited_token(now)? {
+        let (at, first) = match machine.awaited_token(tx.now)? {
             Some(token) => token,
             None => match machine.rows.first_waiter(0)? {
-                Some((id, first)) if machine.fits(first.weight(), now) => (now, id.client()),
+                Some((id, first)) if machine.fits(first.weight(), tx.now) => (tx.now, id.client()),
                 _ => continue,
             },
         };
@@ -223,28 +175,23 @@ pub(super) fn tokens(
 pub(super) fn take_evicted(
     tx: &Connection,
     client: ClientId,
-) -> Result<Vec<(String, AcquisitionId)>> {
+) -> Result<Vec<(Name, AcquisitionId)>> {
     let mut delete = tx.prepare_cached(
         "DELETE FROM evicted WHERE client = ?1
-         RETURNING (SELECT name FROM semaphores WHERE id = evicted.semaphore), sequence",
+         RETURNING client, sequence, (SELECT name FROM semaphores WHERE id = evicted.semaphore)",
     )?;
-    let rows = delete.query_map([client.number().cast_signed()], |row| {
-        let sequence: i64 = row.get(1)?;
-        Ok((row.get(0)?, AcquisitionId::new(client, sequence.cast_unsigned())))
-    })?;
+    let rows = delete.query_map([client], |row| Ok((row.get(2)?, acquisition_id(row, 0)?)))?;
     rows.collect()
 }
 
 /// Returns the number of waiters ahead of `id`.
 pub(super) fn position(tx: &Connection, name: &Name, id: AcquisitionId) -> Result<Option<usize>> {
-    let (client, sequence) = columns(id);
-    let count = tx
-        .prepare_cached(
-            "SELECT (SELECT count(*) FROM waiters w WHERE w.semaphore = s.id AND w.place < own.place)
-             FROM semaphores s JOIN waiters own ON own.semaphore = s.id
-             WHERE s.name = ?1 AND own.client = ?2 AND own.sequence = ?3",
-        )?
-        .query_row(params![name.as_str(), client, sequence], |row| row.get::<_, i64>(0))
-        .optional()?;
-    Ok(count.and_then(|count| usize::try_from(count).ok()))
+    tx.prepare_cached(
+        "SELECT (SELECT count(*) FROM waiters a WHERE a.semaphore = s.id AND a.place < w.place)
+         FROM semaphores s JOIN waiters w ON w.semaphore = s.id
+         WHERE s.name = ?1 AND w.client = ?2 AND w.sequence = ?3",
+    )?
+    .query_row(params![name, id.client(), Bits(id.sequence())], |row| row.get::<_, u32>(0))
+    .optional()
+    .map(|count| count.map(|count| count as usize))
 }

@@ -4,118 +4,88 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Duration;
 
-use rusqlite::{Connection, Result, Row, Rows, params};
+use rusqlite::{Connection, Result, Row, params};
 
-use super::database::{Reader, Surroundings};
-use super::semaphores::{Peers, meter_of};
-use crate::clock::{Span, Time, wall_time};
-use crate::stats::{Limits, Member, Paused, Query, RateLimit, SemaphoreStats};
-use crate::{AcquisitionId, ClientId, ClientInfo, Error, Fence};
+use super::columns::Bits;
+use super::database::Transaction;
+use super::semaphores::{
+    holder, holder_columns, semaphore, semaphore_columns, waiter, waiter_columns,
+};
+use crate::clock::wall_time;
+use crate::machine::{self, SemaphoreRow};
+use crate::stats::{Limits, Member, Query, SemaphoreStats};
+use crate::{AcquisitionId, ClientId, ClientInfo};
 
-pub(super) fn fetch(
-    store: &Reader,
-    query: &Query,
-) -> std::result::Result<Vec<SemaphoreStats>, Error> {
-    store.read(|tx, now, around| {
-        let mut reading = Reading { tx, now, around, dead: BTreeMap::new() };
-        let names = reading.names(query)?;
-        names.into_iter().map(|named| reading.of(named, &query.waiters)).collect()
-    })
+pub(super) fn fetch(tx: &Transaction<'_>, query: &Query) -> Result<Vec<SemaphoreStats>> {
+    let mut reader = StatsReader { tx, dead: BTreeMap::new() };
+    let rows = rows(tx, query)?.into_iter();
+    rows.map(|(name, id, row)| reader.stats(name, id, &row, &query.waiters)).collect()
 }
 
 /// Returns the clients that are alive, ordered by id.
-pub(super) fn clients(store: &Reader, limit: usize) -> std::result::Result<Vec<ClientInfo>, Error> {
-    store.read(|tx, _, around| {
-        let mut select = tx.prepare("SELECT client, host, pid, program, since FROM clients")?;
-        let (mut rows, mut clients) = (select.query([])?, Vec::new());
-        while let Some(row) = rows.next()? {
-            let Some(client) = client(row)?.filter(|client| !around.is_dead(*client)) else {
-                continue;
-            };
+pub(super) fn clients(tx: &Transaction<'_>, limit: usize) -> Result<Vec<ClientInfo>> {
+    let mut select = tx.prepare("SELECT client, host, pid, program, since FROM clients")?;
+    let (mut rows, mut clients) = (select.query([])?, Vec::new());
+    while let Some(row) = rows.next()? {
+        let client: ClientId = row.get(0)?;
+        if !tx.peers.is_dead(client) {
             clients.push(ClientInfo {
                 id: client.to_string(),
                 host: row.get::<_, Option<String>>(1)?.filter(|host| !host.is_empty()),
                 pid: row.get(2)?,
                 program: row.get(3)?,
-                since: Some(wall_time(row.get::<_, i64>(4)?.cast_unsigned() / 1000)),
+                since: Some(wall_time(row.get::<_, Bits>(4)?.0 / 1000)),
             });
         }
-        clients.sort_by(|a, b| a.id.cmp(&b.id));
-        clients.truncate(limit);
-        Ok(clients)
-    })
+    }
+    clients.sort_by(|a, b| a.id.cmp(&b.id));
+    clients.truncate(limit);
+    Ok(clients)
 }
 
-struct Reading<'a, 'b> {
-    tx: &'a Connection,
-    now: Time,
-    around: &'a Surroundings<'b>,
+/// Returns the names that the query asks for, each with its id and its row.
+fn rows(tx: &Connection, query: &Query) -> Result<Vec<(String, i64, SemaphoreRow)>> {
+    let read = |row: &Row<'_>| {
+        let (id, semaphore) = semaphore(row)?;
+        Ok((row.get(0)?, id, semaphore))
+    };
+    let select = concat!("SELECT name, ", semaphore_columns!(), " FROM semaphores");
+    let Some(names) = &query.names else {
+        return tx.prepare(select)?.query_map([], read)?.collect();
+    };
+    let mut select = tx.prepare(&format!("{select} WHERE name = ?1"))?;
+    let mut found = Vec::new();
+    for name in names {
+        for row in select.query_map([name], read)? {
+            found.push(row?);
+        }
+    }
+    Ok(found)
+}
+
+struct StatsReader<'a> {
+    tx: &'a Transaction<'a>,
     /// Whether a client is dead, for the clients already checked.
     dead: BTreeMap<ClientId, bool>,
 }
 
-/// The row of a name.
-struct Named {
-    row: i64,
-    name: String,
-    limits: Limits,
-}
-
-const COLUMNS: &str = "id, name, capacity, pinned, paused, paused_by, pause_reason,
-                       rate_count, rate_period, rate_burst, rate_full_at, rate_returns_from";
-
-impl Reading<'_, '_> {
-    fn names(&self, query: &Query) -> Result<Vec<Named>> {
-        let read = |row: &Row<'_>| {
-            let paused: Option<i64> = row.get(4)?;
-            let meter = meter_of(row, 7)?;
-            let limits = Limits {
-                declared: row.get(2)?,
-                pinned: row.get(3)?,
-                paused: match paused {
-                    None => None,
-                    Some(since) => Some(Paused {
-                        since: self.since(since),
-                        by: row.get::<_, Option<String>>(5)?.unwrap_or_default(),
-                        reason: row.get(6)?,
-                    }),
-                },
-                rate: meter.map(|meter| RateLimit::of(meter.rate)),
-                next_token: meter.and_then(|meter| meter.next_in(self.now)).map(Span::duration),
-            };
-            Ok(Named { row: row.get(0)?, name: row.get(1)?, limits })
-        };
-        let Some(names) = &query.names else {
-            let mut select = self.tx.prepare(&format!("SELECT {COLUMNS} FROM semaphores"))?;
-            return select.query_map([], read)?.collect();
-        };
-        let mut select =
-            self.tx.prepare(&format!("SELECT {COLUMNS} FROM semaphores WHERE name = ?1"))?;
-        let mut found = Vec::new();
-        for name in names {
-            for named in select.query_map([name], read)? {
-                found.push(named?);
-            }
-        }
-        Ok(found)
-    }
-
-    fn of(
+impl StatsReader<'_> {
+    fn stats(
         &mut self,
-        Named { row, name, limits }: Named,
+        name: String,
+        id: i64,
+        row: &SemaphoreRow,
         places: &Range<usize>,
     ) -> Result<SemaphoreStats> {
-        let holders = self.holders(row)?;
+        let (limits, holders) = (Limits::of(&row.limits, self.tx.now), self.holders(id)?);
         let units = holders.iter().map(Member::weight).fold(0, u32::saturating_add);
-        let (waiting, oldest_wait) = self.queue(row)?;
-        // Earlier waiters may be dead, and then do not count. So all of them are read.
-        let mut waiters =
-            if places.is_empty() { Vec::new() } else { self.waiters(row, places.end)? };
-        waiters.drain(..places.start.min(waiters.len()));
-        // The first waiter that is alive.
-        let head = self.waiters(row, 1)?.first().map(Member::weight);
+        let (waiting, oldest_wait) = self.queue(id)?;
+        // Earlier waiters may be dead, and then do not count. So all of them are read, and at least the first one.
+        let mut waiters = self.waiters(id, places.end.max(1))?;
+        let head = waiters.first().filter(|_| waiting > 0).map(Member::weight);
         let waits_for = head.map(|weight| limits.waits_for(units, weight));
-        let (units, waits_for) = (units, waits_for.filter(|_| waiting > 0));
+        waiters.truncate(places.end);
+        waiters.drain(..places.start.min(waiters.len()));
         Ok(SemaphoreStats {
             name,
             limits,
@@ -131,58 +101,48 @@ impl Reading<'_, '_> {
     /// Returns the holders, longest-held first. They are sorted by fence, because fences are issued in the order of the
     /// grants.
     fn holders(&mut self, semaphore: i64) -> Result<Vec<Member>> {
-        let mut select = self.tx.prepare_cached(
-            "SELECT h.client, h.sequence, h.since, h.ends, h.label, c.host, c.pid, h.fence, h.weight, h.slot,
-                    CASE WHEN h.unclaimed THEN h.hold_until ELSE h.ends END
-             FROM holders h LEFT JOIN clients c USING (client)
-             WHERE h.semaphore = ?1 AND (h.ends IS NULL OR h.ends > ?2)
-             ORDER BY h.fence IS NULL, h.fence, h.since",
-        )?;
-        let rows = select.query(params![semaphore, self.now.micros().cast_signed()])?;
-        self.members(rows, usize::MAX)
+        let select = concat!(
+            "SELECT ",
+            holder_columns!(),
+            ", label, host, pid FROM holders LEFT JOIN (SELECT client, host, pid FROM clients) USING (client)
+             WHERE semaphore = ?1 AND (ends IS NULL OR ends > ?2) ORDER BY fence"
+        );
+        let mut select = self.tx.prepare_cached(select)?;
+        let rows = select.query(params![semaphore, self.tx.now])?;
+        self.members(rows, holder, 9, usize::MAX)
     }
 
     /// Returns at most `most` waiters, in the order of the queue.
     fn waiters(&mut self, semaphore: i64, most: usize) -> Result<Vec<Member>> {
-        let mut select = self.tx.prepare_cached(
-            "SELECT w.client, w.sequence, w.since, NULL, w.label, c.host, c.pid, NULL, w.weight, NULL, NULL
-             FROM waiters w LEFT JOIN clients c USING (client)
-             WHERE w.semaphore = ?1 ORDER BY w.place",
-        )?;
+        let select = concat!(
+            "SELECT ",
+            waiter_columns!(),
+            ", label, host, pid FROM waiters LEFT JOIN (SELECT client, host, pid FROM clients) USING (client)
+             WHERE semaphore = ?1 ORDER BY place"
+        );
+        let mut select = self.tx.prepare_cached(select)?;
         let rows = select.query([semaphore])?;
-        self.members(rows, most)
+        self.members(rows, waiter, 7, most)
     }
 
-    /// Reads at most `most` live members from rows of: client, sequence, since, ends, label, host, pid, fence, weight,
-    /// slot, end of the TTL.
-    fn members(&mut self, mut rows: Rows<'_>, most: usize) -> Result<Vec<Member>> {
-        let now = self.now.micros();
+    /// Reads at most `most` live members. The label, host and pid of a member follow its other columns.
+    fn members(
+        &mut self,
+        mut rows: rusqlite::Rows<'_>,
+        read: fn(&Row<'_>) -> Result<(AcquisitionId, machine::Member)>,
+        label: usize,
+        most: usize,
+    ) -> Result<Vec<Member>> {
         let mut members = Vec::new();
         while members.len() < most
             && let Some(row) = rows.next()?
         {
-            let Some(client) = client(row)? else { continue };
-            if self.is_dead(client) {
-                continue;
+            let (id, member) = read(row)?;
+            if !self.is_dead(id.client()) {
+                let (host, pid) = (row.get(label + 1)?, row.get(label + 2)?);
+                let label = row.get(label)?;
+                members.push(Member { label, host, pid, ..Member::of(id, &member, self.tx.now) });
             }
-            let (ends, fence): (Option<i64>, Option<i64>) = (row.get(3)?, row.get(7)?);
-            let hold_until: Option<i64> = row.get(10)?;
-            let left =
-                |until: i64| Duration::from_micros(until.cast_unsigned().saturating_sub(now));
-            members.push(Member {
-                id: AcquisitionId::new(client, row.get::<_, i64>(1)?.cast_unsigned()).to_string(),
-                label: row.get(4)?,
-                host: row.get(5)?,
-                pid: row.get(6)?,
-                age: Some(self.since(row.get(2)?)),
-                ends_in: ends.map(left),
-                ttl_left: hold_until.map(left),
-                // Nothing is renewed: the kernel reports dead processes.
-                silent_for: None,
-                fence: fence.map(|fence| Fence::new(fence.cast_unsigned())),
-                weight: row.get(8)?,
-                slot_number: row.get(9)?,
-            });
         }
         Ok(members)
     }
@@ -195,25 +155,15 @@ impl Reading<'_, '_> {
         let mut rows = select.query([semaphore])?;
         let (mut waiting, mut oldest) = (0, None);
         while let Some(row) = rows.next()? {
-            let Some(client) = client(row)? else { continue };
-            if !self.is_dead(client) {
-                waiting += usize::try_from(row.get::<_, i64>(1)?).unwrap_or_default();
-                oldest = oldest.max(Some(self.since(row.get(2)?)));
+            if !self.is_dead(row.get(0)?) {
+                waiting += row.get::<_, u32>(1)? as usize;
+                oldest = oldest.max(Some(self.tx.now.since(row.get(2)?)));
             }
         }
         Ok((waiting, oldest))
     }
 
     fn is_dead(&mut self, client: ClientId) -> bool {
-        let around = self.around;
-        *self.dead.entry(client).or_insert_with(|| around.is_dead(client))
+        *self.dead.entry(client).or_insert_with(|| self.tx.peers.is_dead(client))
     }
-
-    fn since(&self, micros: i64) -> Duration {
-        self.now.since(Time::from_micros(micros.cast_unsigned()))
-    }
-}
-
-fn client(row: &Row<'_>) -> Result<Option<ClientId>> {
-    Ok(ClientId::from_number(row.get::<_, i64>(0)?.cast_unsigned()))
 }

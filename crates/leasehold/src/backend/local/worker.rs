@@ -84,8 +84,8 @@ fn work(
     socket: oneshot::Sender<WakeUps>,
     jobs: &Receiver<Job>,
 ) {
-    let mut store = Database::open(settings, client, &lifeline).map(|(store, own)| {
-        let _ = socket.send(own);
+    let mut store = Database::open(settings, client, &lifeline).map(|(store, wake_ups)| {
+        let _ = socket.send(wake_ups);
         store
     });
     while let Some(job) = next(jobs, &mut store) {

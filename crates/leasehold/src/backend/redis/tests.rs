@@ -72,7 +72,7 @@ impl Ask {
                 let id = id(number);
                 let limited = machine.is_limited(id);
                 let ordinary = |row: &&Row<'_, ()>| {
-                    row.id == id && row.weight == 1 && row.slot_number.is_none()
+                    row.id == id && row.member.weight() == 1 && row.member.slot_number().is_none()
                 };
                 let holds = machine.holders().iter().any(|row| ordinary(&row));
                 let known = match number % 4 {
@@ -327,7 +327,7 @@ impl Both {
         let waiting = machine.waiting() > 0;
         let holders = machine.holders();
         let row = |row: &crate::machine::Row<'_, ()>| {
-            (row.id.to_string(), row.ends.map_or(0, Time::micros))
+            (row.id.to_string(), row.member.ends().map_or(0, Time::micros))
         };
         Seen {
             outcomes,
@@ -343,15 +343,17 @@ impl Both {
             waiters: machine.waiters().map(|row| row.id.to_string()).collect(),
             limits: {
                 let limits = machine.limits();
-                let pinned = limits.pinned();
-                let mut slots: Vec<_> =
-                    holders.iter().filter_map(|row| Some(row.slot_number?.get())).collect();
+                let pinned = limits.pinned;
+                let mut slots: Vec<_> = holders
+                    .iter()
+                    .filter_map(|row| Some(row.member.slot_number()?.get()))
+                    .collect();
                 slots.sort_unstable();
                 Limits {
                     capacity: limits.capacity(),
                     pinned,
-                    declared: pinned.map(|_| limits.declared()),
-                    paused: limits.paused().map(|paused| paused.since.micros()),
+                    declared: pinned.map(|_| limits.declared),
+                    paused: limits.paused.as_ref().map(|paused| paused.since.micros()),
                     units: machine.units(),
                     meter: limits.meter().copied(),
                     slots,

@@ -17,6 +17,7 @@ fn open(place: &LocalStore) -> Database {
         answer_timeout: std::time::Duration::from_secs(5),
         confirm_within: Span::from_millis(5000),
         create_directories: false,
+        read_only: false,
     };
     let lifeline = OnceLock::new();
     let (store, _) = Database::open(settings, ClientId::from_bits(1), &lifeline).unwrap();
@@ -50,7 +51,7 @@ fn limit(store: &Database, pages: u32) {
 
 fn rows(store: &mut Database) -> u32 {
     let count = "SELECT (SELECT count(*) FROM holders) + (SELECT count(*) FROM waiters)";
-    store.read(|tx, _, _| tx.query_row(count, [], |row| row.get(0))).unwrap()
+    store.read(|tx| tx.query_row(count, [], |row| row.get(0))).unwrap()
 }
 
 #[test]
@@ -93,22 +94,22 @@ fn no_fence_is_granted_that_is_not_reserved() {
         let read = |row: &rusqlite::Row<'_>| row.get::<_, i64>(0);
         store.connection.query_row("SELECT horizon FROM meta", [], read).unwrap().cast_unsigned()
     };
-    let first = store.clock.horizon;
+    let first = store.reader.clock.horizon;
     assert_eq!(reserved(&store), first, "from the beginning");
     let fence = fence_of(enqueue(&mut store, 0).unwrap());
     assert!(fence < first && !store.copy_back, "{fence}");
 
     // Simulate that a minute has passed.
-    store.clock.horizon = fence;
+    store.reader.clock.horizon = fence;
     store
         .connection
-        .execute("UPDATE meta SET horizon = ?1", [store.clock.horizon.cast_signed()])
+        .execute("UPDATE meta SET horizon = ?1", [store.reader.clock.horizon.cast_signed()])
         .unwrap();
     let id = AcquisitionId::new(store.client, 0);
     apply(&mut store, Command::Release { id, known: ReleaseHint::Nothing }).unwrap();
     let fence = fence_of(enqueue(&mut store, 1).unwrap());
     assert!(fence < reserved(&store), "{fence}");
-    assert_eq!(reserved(&store), store.clock.horizon);
+    assert_eq!(reserved(&store), store.reader.clock.horizon);
     // The reservation must survive the loss of the log.
     store.tidy_log();
     let copy = LocalStore::new();

@@ -7,12 +7,35 @@ use super::*;
 use crate::backend::differential::locks::{
     Seen, Step, by_machine, by_rows, holder, id, key, steps,
 };
+use crate::backend::local::database::Peers;
 use crate::backend::local::schema;
+use crate::clock::Span;
+use crate::machine::Reach;
 use crate::machine::lock::LockRef;
 
 /// Fences are usually minted from the clock. With a clock of 0 they count, as those of the machine do.
 fn at(tx: &Connection, now: u64) -> LockMachine<SqlLocks<'_>> {
-    LockMachine { rows: SqlLocks { tx, now, micros: 0 } }
+    LockMachine { rows: SqlLocks { tx, now, fences_from: Time::from_micros(0) } }
+}
+
+struct Nobody;
+
+impl Peers for Nobody {
+    fn reach(&self, _client: ClientId) -> Reach {
+        Reach::Dead
+    }
+
+    fn is_dead(&self, _client: ClientId) -> bool {
+        true
+    }
+}
+
+fn transaction(tx: &Connection, now: Time) -> Transaction<'_> {
+    Transaction::new(tx, now, Span::from_millis(1), &Nobody, false)
+}
+
+fn of_millis(now: u64) -> Time {
+    Time::from_micros(now * 1000)
 }
 
 fn by_sqlite(tx: &Connection, step: Step, now: u64) -> Seen {
@@ -39,7 +62,7 @@ fn rows_of_locks_in_memory_and_in_sql_agree() {
             let Ok(_) = machine.remove_expired(now);
             let expected = by_machine(&mut machine, step, now);
             prop_assert_eq!(by_sqlite(&tx, step, now), expected, "after {:?}", step);
-            let listed = at(&tx, now).rows.list(10).unwrap();
+            let listed = list(&tx, 10, of_millis(now)).unwrap();
             prop_assert_eq!(listed, machine.list(10, now), "after {:?}", step);
         }
     });
@@ -55,7 +78,7 @@ fn a_record_ceases_to_exist_at_its_ttl() {
         for by in [LockRef::Key(key(0)), LockRef::Id(id(0))] {
             assert_eq!(locks.lookup(&by, now).unwrap().is_some(), there, "{by:?} at {now}");
         }
-        assert_eq!(locks.rows.list(10).unwrap().len(), usize::from(there));
+        assert_eq!(list(&tx, 10, of_millis(now)).unwrap().len(), usize::from(there));
         let verdict = locks.extend(id(0), 1500 - now, false, now).unwrap();
         assert_eq!(matches!(verdict, Verdict::Done(1500)), there, "{verdict:?} at {now}");
     }
@@ -78,27 +101,31 @@ fn a_waiting_client_finds_the_key_that_was_released() {
     locks.acquire(&key(0), id(0), 500, &holder(0), 1000).unwrap();
     register_waiter(&tx, &key(0), waiting).unwrap();
     register_waiter(&tx, &key(1), other).unwrap();
-    assert_eq!(take_released(&tx, waiting).unwrap(), Vec::<String>::new());
+    assert_eq!(take_released(&tx, waiting).unwrap(), []);
 
     let Verdict::Done(freed) = locks.release(id(0), 1000).unwrap() else { panic!("it was held") };
-    assert_eq!(wake_waiters(&tx, &freed).unwrap(), [waiting]);
-    assert_eq!(take_released(&tx, other).unwrap(), Vec::<String>::new());
-    assert_eq!(take_released(&tx, waiting).unwrap(), [key(0).as_str()]);
-    assert_eq!(take_released(&tx, waiting).unwrap(), [""; 0]);
+    let context = transaction(&tx, of_millis(1000));
+    wake_waiters(&context, &freed).unwrap();
+    assert_eq!(context.follow_up.into_inner().wake, [waiting]);
+    assert_eq!(take_released(&tx, other).unwrap(), []);
+    assert_eq!(take_released(&tx, waiting).unwrap(), [key(0)]);
+    assert_eq!(take_released(&tx, waiting).unwrap(), []);
 
     // The same holds when the record expires.
     locks.acquire(&key(1), id(1), 500, &holder(0), 1000).unwrap();
-    let at = |millis: u64| Time::from_micros(millis * 1000);
-    assert_eq!(remove_expired(&tx, at(1499)).unwrap(), []);
-    assert_eq!(remove_expired(&tx, at(1500)).unwrap(), [other]);
+    for (now, woken) in [(1499, vec![]), (1500, vec![other])] {
+        let context = transaction(&tx, of_millis(now));
+        remove_expired(&context).unwrap();
+        assert_eq!(context.follow_up.into_inner().wake, woken, "at {now}");
+    }
 }
 
 #[test]
 fn fences_go_on_above_those_that_may_have_been_lost_with_the_power() {
     let mut tx = schema::in_memory();
     let acquire = |tx: &Connection, number, now: Time| {
-        let acquired =
-            machine(tx, now).acquire(&key(0), id(number), 1, &holder(0), now.micros() / 1000);
+        let tx = transaction(tx, now);
+        let acquired = machine(&tx).acquire(&key(0), id(number), 1, &holder(0), millis(now));
         match acquired.unwrap() {
             Acquired::Held { fence, .. } => fence.get(),
             locked @ Acquired::Locked { .. } => panic!("{locked:?}"),

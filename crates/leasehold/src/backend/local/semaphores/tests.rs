@@ -11,10 +11,13 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::Fence;
+use crate::backend::local::columns::acquisition_id;
+use crate::backend::local::database::{FollowUp, Peers};
 use crate::backend::local::schema;
 use crate::machine::tests::{declared, share, steer};
 use crate::machine::{
-    self, Declared, Effects, Machine, ReleaseHint, Share, Steer, Steered, Terms, TokenBucket,
+    self, Declared, Effects, Machine, Outcome, Reach, ReleaseHint, Share, Steer, Steered, Terms,
+    TokenBucket,
 };
 
 const CLIENTS: u64 = 3;
@@ -87,9 +90,9 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 #[derive(PartialEq, Debug)]
 struct Seen {
     outcomes: Vec<Outcome>,
-    granted: Vec<(AcquisitionId, Held)>,
-    next_expiry: Option<Time>,
-    next_token: Option<Time>,
+    granted: Vec<(AcquisitionId, Held, ())>,
+    next_expiry: Option<Span>,
+    next_token: Option<Span>,
     /// The holders, with deadline, fence, weight and slot number, sorted; the waiters, in the order of the queue.
     holders: Vec<Holds>,
     waiters: Vec<AcquisitionId>,
@@ -119,27 +122,33 @@ fn by_machine(
     let outcomes = outcomes.collect();
     let rows = machine.holders().into_iter();
     let holds = |row: machine::Row<'_, ()>| {
-        let (ends, fence) = (row.ends.map(Time::micros), row.fence.map(Fence::get));
-        (row.id, ends, fence, row.weight, row.slot_number.map(NonZeroU32::get))
+        let (ends, fence) = (row.member.ends(), row.member.fence().map(Fence::get));
+        let slot_number = row.member.slot_number().map(NonZeroU32::get);
+        (row.id, ends.map(Time::micros), fence, row.member.weight(), slot_number)
     };
     let mut holders: Vec<_> = rows.map(holds).collect();
     holders.sort_unstable();
     let head = machine.waiters().next().map(|row| row.id.client());
+    // There are so few clients that each of them watches if it waits.
+    let releases = commands.iter().all(|command| matches!(command, Command::Release { .. }));
+    let waits = machine.waiters().any(|row| row.id.client() == client(from));
+    let watch = (waits && !releases).then_some(WATCH);
+    let next_expiry = machine.next_expiry().filter(|_| machine.waiting() > 0).map(|at| at - now);
+    let next_token = machine.next_token(now).filter(|_| head == Some(client(from)));
     Seen {
         outcomes,
-        granted: effects.granted.iter().map(|(id, held, ())| (*id, *held)).collect(),
-        next_expiry: machine.next_expiry().filter(|_| machine.waiting() > 0),
-        next_token: machine.next_token(now).filter(|_| head == Some(client(from))),
+        granted: effects.granted,
+        next_expiry: next_expiry.into_iter().chain(watch).min(),
+        next_token: next_token.map(|at| at - now),
         holders,
         waiters: machine.waiters().map(|row| row.id).collect(),
-        limits: limits_of(machine),
+        limits: compared(machine.limits()),
     }
 }
 
-fn limits_of(machine: &Machine) -> (u32, Option<u32>, Option<u64>, Option<TokenBucket>) {
-    let limits = machine.limits();
-    let paused = limits.paused().map(|paused| paused.since.micros());
-    (limits.declared(), limits.pinned(), paused, limits.meter().copied())
+fn compared(limits: &machine::Limits) -> (u32, Option<u32>, Option<u64>, Option<TokenBucket>) {
+    let paused = limits.paused.as_ref().map(|paused| paused.since.micros());
+    (limits.declared, limits.pinned, paused, limits.meter().copied())
 }
 
 fn by_sqlite(
@@ -159,28 +168,26 @@ fn by_sqlite(
             false
         }
     }
-    let (from, confirm_within, peers) = (Some(client(from)), CONFIRM_WITHIN, &Reached(reached));
-    let call = Call { from, now, confirm_within, peers };
-    let asks = |command: &Command| matches!(command, Command::Renew { .. } | Command::Sweep);
-    let asked = commands.iter().all(asks);
-    let only_reads = |only_reads| tx.pragma_update(None, "query_only", only_reads).unwrap();
-    only_reads(asked);
-    let applied = apply(tx, &name(), commands, &call, asked);
-    only_reads(false);
-    let applied = match applied {
-        Err(rusqlite::Error::InvalidQuery) if asked => apply(tx, &name(), commands, &call, false),
-        applied => applied,
+    let is_query = |command: &Command| matches!(command, Command::Renew { .. } | Command::Sweep);
+    let queries = commands.iter().all(is_query);
+    let apply = |only_reads| {
+        let peers = &Reached(reached);
+        let tx = Transaction::new(tx, now, CONFIRM_WITHIN, peers, only_reads);
+        tx.pragma_update(None, "query_only", only_reads).unwrap();
+        let reply = apply(&tx, Some(client(from)), &name(), commands);
+        tx.pragma_update(None, "query_only", false).unwrap();
+        reply
     };
-    let applied = applied.unwrap();
+    let reply = match apply(queries) {
+        Err(rusqlite::Error::InvalidQuery) if queries => apply(false),
+        reply => reply,
+    };
     let (holders, waiters) = rows(tx);
-    let Applied { outcomes, granted, next_expiry, next_token, .. } = applied;
-    let select = "SELECT capacity, pinned, paused, rate_count, rate_period, rate_burst, rate_full_at, rate_returns_from
-                  FROM semaphores";
-    let limits = tx.query_row(select, [], |row| {
-        let paused = row.get::<_, Option<i64>>(2)?.map(i64::cast_unsigned);
-        Ok((row.get(0)?, row.get(1)?, paused, meter_of(row, 3)?))
-    });
-    let limits = limits.optional().unwrap().unwrap_or_default();
+    let Reply { outcomes, effects, next_expiry, next_token, .. } = reply.unwrap();
+    let select = concat!("SELECT 0, ", semaphore_columns!(), " FROM semaphores");
+    let row = tx.query_row(select, [], semaphore).optional().unwrap();
+    let limits = row.map(|(_, row)| compared(&row.limits)).unwrap_or_default();
+    let granted = effects.granted;
     Seen { outcomes, granted, next_expiry, next_token, holders, waiters, limits }
 }
 
@@ -188,20 +195,18 @@ type Holds = (AcquisitionId, Option<u64>, Option<u64>, u32, Option<u32>);
 type Rows = (Vec<Holds>, Vec<AcquisitionId>);
 
 fn rows(tx: &Connection) -> Rows {
-    let unsigned = |number: i64| number.cast_unsigned();
-    let id = |row: &rusqlite::Row<'_>| {
-        Ok(AcquisitionId::new(rows::client(row, 0)?, unsigned(row.get(1)?)))
-    };
     let select = "SELECT client, sequence, ends, fence, weight, slot FROM holders";
     let mut select = tx.prepare(select).unwrap();
     let holder = |row: &rusqlite::Row<'_>| {
-        let (ends, fence): (Option<i64>, Option<i64>) = (row.get(2)?, row.get(3)?);
-        Ok((id(row)?, ends.map(unsigned), fence.map(unsigned), row.get(4)?, row.get(5)?))
+        let (ends, fence) = (row.get::<_, Option<Time>>(2)?, row.get::<_, Option<Fence>>(3)?);
+        let (ends, fence) = (ends.map(Time::micros), fence.map(Fence::get));
+        Ok((acquisition_id(row, 0)?, ends, fence, row.get(4)?, row.get(5)?))
     };
     let mut holders: Vec<_> = select.query_map([], holder).unwrap().map(Result::unwrap).collect();
     holders.sort_unstable();
     let mut select = tx.prepare("SELECT client, sequence FROM waiters ORDER BY place").unwrap();
-    let waiters: Vec<_> = select.query_map([], id).unwrap().map(Result::unwrap).collect();
+    let waiters = select.query_map([], |row| acquisition_id(row, 0)).unwrap();
+    let waiters: Vec<_> = waiters.map(Result::unwrap).collect();
     let counted =
         tx.query_row("SELECT sum(held), sum(waiting), sum(units) FROM semaphores", [], |row| {
             Ok((row.get(0)?, row.get(1)?, row.get(2)?))
@@ -259,7 +264,7 @@ fn a_permit_is_claimed_until_its_time_is_up_and_then_held_until_its_ttl_ends() {
         store.apply("a", 1, &[enqueue]);
         store.apply("a", 0, &[Command::Release { id: id(0, 0), known: ReleaseHint::Nothing }]);
         let passed = if late { CONFIRM_WITHIN } else { Span::from_micros(4999) };
-        let claimed = claim(&store.tx, client(1), Time::from_micros(START) + passed).unwrap();
+        let claimed = claim(&store.at(Time::from_micros(START) + passed), client(1)).unwrap();
         let valid_for = claimed.first().map(|(_, _, held)| held.valid_for);
         let left = ttl.map(|ttl| Span::from_micros(ttl.micros() - passed.micros()));
         assert_eq!(valid_for, (!late).then_some(left));
@@ -290,6 +295,16 @@ impl Peers for TestStore {
     }
 }
 
+/// What a test observes of a batch and of what remains to be done after the commit.
+#[derive(Debug)]
+struct Applied {
+    outcomes: Vec<Outcome>,
+    granted: Vec<AcquisitionId>,
+    watches: bool,
+    wake: Vec<ClientId>,
+    removed_clients: Vec<ClientId>,
+}
+
 impl TestStore {
     fn new() -> Self {
         Self {
@@ -300,10 +315,19 @@ impl TestStore {
         }
     }
 
+    fn at(&self, now: Time) -> Transaction<'_> {
+        Transaction::new(&self.tx, now, CONFIRM_WITHIN, self, false)
+    }
+
     fn apply(&self, name: &str, from: u64, commands: &[Command]) -> Applied {
-        let (from, now) = (Some(client(from)), Time::from_micros(START));
-        let call = Call { from, now, confirm_within: CONFIRM_WITHIN, peers: self };
-        apply(&self.tx, &Name::new("name", name).unwrap(), commands, &call, false).unwrap()
+        let tx = self.at(Time::from_micros(START));
+        let name = Name::new("name", name).unwrap();
+        let Reply { outcomes, effects, next_expiry, .. } =
+            apply(&tx, Some(client(from)), &name, commands).unwrap();
+        let FollowUp { wake, removed_clients } = tx.follow_up.into_inner();
+        let granted = effects.granted.into_iter().map(|(id, ..)| id).collect();
+        let watches = next_expiry == Some(WATCH);
+        Applied { outcomes, granted, watches, wake, removed_clients }
     }
 
     fn enqueue(&self, name: &str, id: AcquisitionId, wait: bool) -> Applied {
@@ -343,17 +367,18 @@ fn dead_clients_are_removed_under_every_name() {
     store.dead.push(client(0));
     let applied = store.sweep("a", 1);
     // The reply reports the grant under the name that was asked about. For the other name the client must be woken.
-    assert_eq!(applied.granted.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [id(1, 0)]);
+    assert_eq!(applied.granted, [id(1, 0)]);
     assert_eq!((applied.removed_clients, applied.wake), (vec![client(0)], vec![client(1)]));
     let (holders, waiters) = rows(&store.tx);
     assert_eq!(holders.len(), 2);
     assert_eq!(waiters, [id(2, 0)]);
-    let claimed = claim(&store.tx, client(1), Time::from_micros(START)).unwrap();
+    let tx = store.at(Time::from_micros(START));
+    let claimed = claim(&tx, client(1)).unwrap();
     assert!(
-        matches!(&claimed[..], [(name, own, _)] if name == "b" && *own == id(1, 0)),
+        matches!(&claimed[..], [(name, granted, _)] if name.as_str() == "b" && *granted == id(1, 0)),
         "{claimed:?}"
     );
-    assert_eq!(claim(&store.tx, client(1), Time::from_micros(START)).unwrap(), [], "once");
+    assert_eq!(claim(&tx, client(1)).unwrap(), [], "once");
 }
 
 #[test]
@@ -415,12 +440,12 @@ fn clients_near_the_head_watch() {
 
 #[test]
 fn a_client_finds_its_ids_that_another_client_released() {
-    let store = TestStore::new();
+    let (store, a) = (TestStore::new(), Name::new("name", "a").unwrap());
     store.enqueue("a", id(0, 0), true);
     let release = Command::Release { id: id(0, 0), known: ReleaseHint::Nothing };
     let applied = store.apply("a", 1, std::slice::from_ref(&release));
     assert_eq!(applied.wake, [client(0)]);
-    assert_eq!(take_evicted(&store.tx, client(0)).unwrap(), [("a".to_owned(), id(0, 0))]);
+    assert_eq!(take_evicted(&store.tx, client(0)).unwrap(), [(a.clone(), id(0, 0))]);
     assert_eq!(take_evicted(&store.tx, client(0)).unwrap(), [], "once");
     // A client is not notified of its own release.
     store.enqueue("a", id(0, 0), true);
@@ -431,13 +456,13 @@ fn a_client_finds_its_ids_that_another_client_released() {
 /// Without leases the client would never find out by itself.
 #[test]
 fn an_evicted_client_is_notified_although_the_name_was_forgotten() {
-    let store = TestStore::new();
+    let (store, a) = (TestStore::new(), Name::new("name", "a").unwrap());
     store.enqueue("a", id(0, 0), true);
     store.apply("a", 1, &[Command::Release { id: id(0, 0), known: ReleaseHint::Nothing }]);
     let forget = Command::Steer { capacity: None, steer: Steer::Forget };
     let done = Outcome::Steered(Steered::Done);
     assert_eq!(store.apply("a", 1, std::slice::from_ref(&forget)).outcomes, [done]);
-    assert_eq!(take_evicted(&store.tx, client(0)).unwrap(), [("a".to_owned(), id(0, 0))]);
+    assert_eq!(take_evicted(&store.tx, client(0)).unwrap(), [(a.clone(), id(0, 0))]);
     let unknown = Outcome::Steered(Steered::Unknown);
     assert_eq!(store.apply("a", 1, &[forget]).outcomes, [unknown]);
 }
