@@ -227,7 +227,7 @@ impl Limits {
         }
     }
 
-    fn of(limits: &machine::Limits, now: Time) -> Self {
+    pub(crate) fn of(limits: &machine::Limits, now: Time) -> Self {
         let paused = limits.paused().map(|paused| Paused {
             since: now.since(paused.since),
             by: paused.by.to_string(),

@@ -87,7 +87,10 @@ pub(crate) enum Steered {
 
 impl Limits {
     /// Returns the limits that a store has recorded.
-    #[cfg_attr(not(all(feature = "local", target_os = "linux")), allow(dead_code))]
+    #[cfg_attr(
+        not(any(feature = "redis", all(feature = "local", target_os = "linux"))),
+        allow(dead_code)
+    )]
     pub(crate) fn stored(
         declared: u32,
         pinned: Option<u32>,
