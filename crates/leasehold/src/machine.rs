@@ -83,7 +83,7 @@ pub(crate) use command::{
 };
 pub(crate) use in_memory::InMemory;
 pub(crate) use limits::{Limits, Steer, Steered};
-#[cfg(all(feature = "local", target_os = "linux"))]
+#[cfg(any(feature = "redis", all(feature = "local", target_os = "linux")))]
 pub(crate) use limits::{Pace, Pause};
 pub(crate) use questions::Row;
 pub(crate) use rate::{Rate, TokenBucket};

@@ -288,8 +288,7 @@ impl LockScripts {
         id: &LockId,
     ) -> Result<Option<Name>, Error> {
         let get = stats::beginning(&self.index(id), LONGEST_RECORD);
-        let found = topology.ask(Slot::ONLY, vec![get]).await?.pop().unwrap_or(Value::Nil);
-        let found: String = stats::read(found)?;
+        let found: String = stats::ask_one(topology, get).await?;
         if found.is_empty() {
             return Ok(None);
         }
@@ -473,16 +472,13 @@ impl LockScripts {
         topology: &Topology,
         keys: &[String],
     ) -> Result<Vec<Result<Option<Record>, Error>>, Error> {
-        let get = |key: &String| stats::beginning(key, LONGEST_RECORD + 1);
-        let calls = [RedisCommand::new("TIME")].into_iter().chain(keys.iter().map(get)).collect();
-        let mut answers = topology.ask_each(Slot::ONLY, calls).await?.into_iter();
-        let (seconds, micros): (u64, u64) = stats::read(answers.next().unwrap_or(Ok(Value::Nil))?)?;
-        let now = seconds * 1000 + micros / 1000;
+        let get = keys.iter().map(|key| stats::beginning(key, LONGEST_RECORD + 1));
+        let (now, answers) = stats::ask_with_time(topology, Slot::ONLY, get).await?;
         let record = |(key, answer): (&String, Result<Value, Error>)| {
             let found = decode_record(&answer?).map_err(|problem| {
                 Error::invalid("key", format!("{key:?} is not a leasehold lock: {problem}"))
             })?;
-            Ok(found.filter(|record| is_live(record.expires_at, now)))
+            Ok(found.filter(|record| is_live(record.expires_at, now.micros() / 1000)))
         };
         Ok(keys.iter().zip(answers).map(record).collect())
     }

@@ -1,13 +1,12 @@
 //! Pools on Redis: their keys, and one script for each operation.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::command::RedisCommand;
 use super::connection::Connection;
 use super::scripts::Scripts;
 use super::slots::KeyTag;
-use super::stats;
+use super::stats::{self, Pages};
 use super::topology::Topology;
 use super::value::Value;
 use crate::Error;
@@ -76,15 +75,9 @@ pub(super) async fn list(
         }
         PoolQuery::Named(name) => (vec![key_tag.write(name.as_str())], 1),
     };
-    // Pools of one server are read together, because silence is measured by that server's clock.
-    let mut by_server: BTreeMap<_, Vec<String>> = BTreeMap::new();
-    for name in names {
-        let to = topology.destination(topology.slot(&key_of(&name)));
-        by_server.entry(to).or_default().push(name);
-    }
     let mut pools = Vec::new();
-    for names in by_server.values().flat_map(|names| names.chunks(AT_ONCE)) {
-        pools.extend(look(topology, key_tag, names).await?);
+    for (home, names) in stats::by_server(topology, names, key_of) {
+        pools.extend(members_of(topology, home, key_tag, &names).await?);
         pools.sort_by(|a: &PoolStats, b| a.name.cmp(&b.name));
         pools.truncate(limit);
     }
@@ -93,78 +86,55 @@ pub(super) async fn list(
 
 const HOLDERS: &str = "semaphores:holders:";
 
-/// How many pools are read at once, and how many members in one reply.
-const AT_ONCE: usize = 100;
-const PAGE: usize = 500;
-
 fn key_of(written: &str) -> String {
     format!("semaphores:{written}")
 }
 
-/// Instances, as Redis stores them, each with the time of its last renewal.
-type Instances = Vec<(Vec<u8>, f64)>;
-
 /// Reads some pools of one server, by their names as they are written in keys. Pools without members, and keys of other
 /// programs, are left out.
-async fn look(
+async fn members_of(
     topology: &Topology,
+    home: Slot,
     key_tag: KeyTag,
     names: &[String],
 ) -> Result<Vec<PoolStats>, Error> {
-    let home = names.first().map_or(Slot::ONLY, |name| topology.slot(&key_of(name)));
-    let page = |name: &String, from: usize| {
-        let range = RedisCommand::new("ZRANGE").arg(key_of(name));
-        range.arg_fmt(from).arg_fmt(from + PAGE - 1).arg("WITHSCORES")
-    };
-    let first = names.iter().map(|name| page(name, 0));
-    let calls = [RedisCommand::new("TIME")].into_iter().chain(first).collect();
-    let mut answers = topology.ask_each(home, calls).await?.into_iter();
-    let (seconds, micros): (f64, f64) = stats::read(answers.next().unwrap_or(Ok(Value::Nil))?)?;
-    // Another program may use any bytes as an instance id.
-    let mut found: Vec<(&String, Instances)> = Vec::new();
-    for (name, answer) in names.iter().zip(answers) {
-        let mut members: Instances = match answer {
+    let pages = names.iter().map(|name| Pages::new(key_of(name), 0..usize::MAX));
+    let pages: Vec<_> = pages.collect();
+    let first = pages.iter().map(Pages::call);
+    let (now, first) = stats::ask_with_time(topology, home, first).await?;
+    // The members of all pools, each with the index of its pool.
+    let (mut pools, mut all) = (Vec::new(), Vec::new());
+    for ((name, mut pages), first) in names.iter().zip(pages).zip(first) {
+        let mut members = match first {
             Err(Error::InvalidArgument { .. }) => continue,
-            answer => stats::read(answer?)?,
+            first => pages.add(stats::read(first?)?),
         };
-        let mut last = members.len();
-        while last == PAGE {
-            let more = topology.ask(home, vec![page(name, members.len())]).await?;
-            let more: Instances = stats::read(more.into_iter().next().unwrap_or(Value::Nil))?;
-            last = more.len();
-            members.extend(more);
+        while let Some(page) = pages.next(topology).await? {
+            members.extend(page);
         }
         if !members.is_empty() {
-            found.push((name, members));
+            all.extend(members.into_iter().map(|(instance, last)| (pools.len(), instance, last)));
+            pools.push((name, Vec::new()));
         }
     }
-    let left = found.iter().flat_map(|(name, members)| {
-        members.iter().map(move |(instance, _)| {
-            let key = [format!("{HOLDERS}{name}:").as_bytes(), instance].concat();
+    for members in all.chunks(stats::PAGE) {
+        let left = members.iter().map(|(pool, instance, _)| {
+            // Another program may use any bytes as an instance id.
+            let key = [format!("{HOLDERS}{}:", pools[*pool].0).as_bytes(), instance].concat();
             RedisCommand::new("PTTL").arg(key)
-        })
-    });
-    let left: Vec<_> = left.collect();
-    let mut ends = Vec::with_capacity(left.len());
-    for left in left.chunks(PAGE) {
-        ends.extend(topology.ask(home, left.to_vec()).await?);
+        });
+        let left = topology.ask(home, left.collect()).await?;
+        for ((pool, instance, last), left) in members.iter().zip(left) {
+            pools[*pool].1.push(PoolMember {
+                instance_id: String::from_utf8_lossy(instance).into_owned(),
+                silent_for: now.since(stats::time_of(*last, now)),
+                ends_in: stats::read(left).ok().map(Duration::from_millis),
+            });
+        }
     }
-    let mut ends = ends.into_iter();
-    let mut pools = Vec::with_capacity(found.len());
-    for (name, members) in found {
-        let member = |(instance, last): (Vec<u8>, f64)| PoolMember {
-            instance_id: String::from_utf8_lossy(&instance).into_owned(),
-            silent_for: stats::seconds_between(last, seconds + micros / 1e6),
-            ends_in: ends
-                .next()
-                .and_then(|left| stats::read::<i64>(left).ok())
-                .and_then(|left| u64::try_from(left).ok())
-                .map(Duration::from_millis),
-        };
-        let members = members.into_iter().map(member).collect();
-        pools.push(PoolStats { name: key_tag.read(name).to_owned(), members });
-    }
-    Ok(pools)
+    let named =
+        |(name, members): (&String, _)| PoolStats { name: key_tag.read(name).to_owned(), members };
+    Ok(pools.into_iter().map(named).collect())
 }
 
 /// Decodes an answer. No status travels further inward as text.

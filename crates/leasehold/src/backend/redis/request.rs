@@ -7,7 +7,7 @@ use super::command::RedisCommand;
 use super::connection::Connection;
 use super::locks::LockScripts;
 use super::pools;
-use super::scripts::{self, Keys};
+use super::scripts::{self, KINDS, Keys};
 use super::value::Value;
 use crate::Error;
 use crate::backend::{Answer, Answers, Part};
@@ -191,15 +191,15 @@ pub(super) async fn name_misplaced(
     let is_misplaced = |at: usize| matches!(answers[at], Err(Error::InvalidArgument { .. }));
     let misplaced = keys.iter().enumerate().filter(|(at, _)| is_misplaced(*at));
     let misplaced: Vec<_> = misplaced.filter_map(|(at, keys)| Some((at, keys.as_ref()?))).collect();
-    let calls: Vec<_> = misplaced.iter().flat_map(|(_, keys)| keys.types()).collect();
-    if calls.is_empty() {
+    let types: Vec<_> = misplaced.iter().flat_map(|(_, keys)| scripts::types(&keys.all)).collect();
+    if types.is_empty() {
         return;
     }
-    let Ok(types) = connection.request(&calls).await else { return };
+    let Ok(types) = connection.request(&types).await else { return };
     let mut types = types.into_iter().map(|found| found.unwrap_or(Value::Nil));
     for (at, keys) in misplaced {
-        let found = types.by_ref().take(keys.types().len()).collect();
-        if let Some(key) = keys.misplaced(found) {
+        let types: Vec<_> = types.by_ref().take(KINDS.len()).collect();
+        if let Some(key) = scripts::misplaced(&keys.all, types) {
             let problem =
                 format!("the key {key:?} on {} does not belong to leasehold", connection.address);
             answers[at] =

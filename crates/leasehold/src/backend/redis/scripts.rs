@@ -22,62 +22,36 @@ mod tests;
 const APPLY: &str = include_str!("lua/apply.lua");
 const MACHINE: &str = include_str!("lua/machine.lua");
 
-/// One transition.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) enum Transition {
-    Release,
-    Renew,
-    Sweep,
-    Steer,
-    Enqueue,
+/// The transitions, each with its name in the script and its code.
+const TRANSITIONS: [(&str, &str); 5] = [
+    ("release", include_str!("lua/release.lua")),
+    ("renew", include_str!("lua/renew.lua")),
+    ("sweep", include_str!("lua/sweep.lua")),
+    ("steer", include_str!("lua/steer.lua")),
+    ("enqueue", include_str!("lua/enqueue.lua")),
+];
+
+/// Returns the name of a command's transition in the script.
+fn transition(command: &Command) -> &'static str {
+    match command {
+        Command::Release { .. } => "release",
+        Command::Renew { .. } => "renew",
+        Command::Sweep => "sweep",
+        Command::Steer { .. } => "steer",
+        Command::Enqueue { .. } => "enqueue",
+    }
 }
 
-impl Transition {
-    pub(super) const ALL: [Self; 5] =
-        [Self::Release, Self::Renew, Self::Sweep, Self::Steer, Self::Enqueue];
-
-    pub(super) fn of(command: &Command) -> Self {
-        match command {
-            Command::Release { .. } => Self::Release,
-            Command::Renew { .. } => Self::Renew,
-            Command::Sweep => Self::Sweep,
-            Command::Steer { .. } => Self::Steer,
-            Command::Enqueue { .. } => Self::Enqueue,
-        }
-    }
-
-    /// Returns the name of the transition in the script.
-    fn word(self) -> &'static str {
-        match self {
-            Self::Release => "release",
-            Self::Renew => "renew",
-            Self::Sweep => "sweep",
-            Self::Steer => "steer",
-            Self::Enqueue => "enqueue",
-        }
-    }
-
-    fn body(self) -> &'static str {
-        match self {
-            Self::Release => include_str!("lua/release.lua"),
-            Self::Renew => include_str!("lua/renew.lua"),
-            Self::Sweep => include_str!("lua/sweep.lua"),
-            Self::Steer => include_str!("lua/steer.lua"),
-            Self::Enqueue => include_str!("lua/enqueue.lua"),
-        }
-    }
-
-    /// Whether both commands can be sent as one group: they differ only in their ids.
-    pub(super) fn shared(one: &Command, other: &Command) -> bool {
-        match (one, other) {
-            (
-                Command::Enqueue { wait, terms, share, label, .. },
-                Command::Enqueue { wait: w, terms: t, share: s, label: l, .. },
-            ) => (wait, terms, share, label) == (w, t, s, l),
-            (Command::Renew { terms, .. }, Command::Renew { terms: t, .. }) => terms == t,
-            (Command::Release { known, .. }, Command::Release { known: k, .. }) => known == k,
-            _ => false,
-        }
+/// Whether both commands can be sent as one group: they differ only in their ids.
+fn are_one_group(one: &Command, other: &Command) -> bool {
+    match (one, other) {
+        (
+            Command::Enqueue { wait, terms, share, label, .. },
+            Command::Enqueue { wait: w, terms: t, share: s, label: l, .. },
+        ) => (wait, terms, share, label) == (w, t, s, l),
+        (Command::Renew { terms, .. }, Command::Renew { terms: t, .. }) => terms == t,
+        (Command::Release { known, .. }, Command::Release { known: k, .. }) => known == k,
+        _ => false,
     }
 }
 
@@ -107,26 +81,6 @@ pub(super) struct Scripts {
 impl Scripts {
     pub(super) fn new() -> Self {
         Self::with_preludes(APPLY, super::locks::PRELUDE, super::pools::PRELUDE)
-    }
-
-    /// Returns scripts that read the time from a key, in microseconds, instead of the server's clock.
-    #[cfg(test)]
-    pub(super) fn with_injected_time(key: &str) -> Self {
-        let inject = |prelude: &str, read: &str, unit: u32| {
-            assert!(prelude.contains(read), "the function now() of the script was not found");
-            let instead = format!("return math.floor(call('GET', '{key}') / {unit})");
-            prelude.replace(read, &instead)
-        };
-        let time = "local time = call('TIME')\n  return time[1]";
-        Self::with_preludes(
-            &inject(APPLY, &format!("{time} * 1000000 + time[2]"), 1),
-            &inject(
-                super::locks::PRELUDE,
-                &format!("{time} * 1000 + math.floor(time[2] / 1000)"),
-                1000,
-            ),
-            &inject(super::pools::PRELUDE, &format!("{time} * 1000000 + time[2]"), 1),
-        )
     }
 
     fn with_preludes(semaphores: &str, locks: &str, pools: &str) -> Self {
@@ -176,9 +130,8 @@ impl Scripts {
 
     /// Returns the call that removes an id which may belong to another program.
     pub(super) fn release_member(&self, keys: &Keys, id: &str) -> RedisCommand {
-        let release = [Transition::Release.word(), "2", "unknown", id];
         let call = self.without_sender(keys).args([keys.name.as_str(), "0", "0"]);
-        call.arg_fmt(release.len()).args(release)
+        call.args(["4", "release", "2", "unknown", id])
     }
 
     /// Returns the call that changes the limits of a name.
@@ -203,18 +156,14 @@ impl Scripts {
 /// Whether [`Scripts::release_member`] found something to remove.
 pub(super) fn was_removed(answer: &Value) -> Result<bool, String> {
     match answer {
-        Value::Array(fields) => match fields.first() {
-            Some(tag) => Ok(word(tag)? != b"nobody"),
-            None => Err("the answer of a script is incomplete".to_owned()),
-        },
-        other => Err(format!("unexpected answer of a script: {other:?}")),
+        Value::Array(fields) => Ok(removed(fields.first().unwrap_or(&Value::Nil))? != Role::Nobody),
+        other => Err(unexpected(other)),
     }
 }
 
 /// Inserts the machine into the script, and the transitions into the machine.
 fn with_machine(script: &str) -> String {
-    let bodies = Transition::ALL.map(|transition| (transition.word(), transition.body()));
-    let machine = with_branches(MACHINE, "-- TRANSITIONS\n", "transition", &bodies);
+    let machine = with_branches(MACHINE, "-- TRANSITIONS\n", "transition", &TRANSITIONS);
     assert!(script.contains("-- MACHINE\n"), "the script has no place for the machine");
     script.replace("-- MACHINE\n", &machine)
 }
@@ -247,10 +196,32 @@ pub(super) const KINDS: [(&str, &str); 10] = [
     ("foreign", "string"),
 ];
 
+/// Returns the keys of a name, in the order of KEYS. `written` is the name as it is written in a key.
+pub(super) fn storage_keys(namespace: &str, written: &str) -> [String; KINDS.len()] {
+    KINDS.map(|(kind, _)| format!("{namespace}:semaphore_{kind}:{written}"))
+}
+
+/// Returns the commands that read the types of the keys of a name, to find the one that is not ours.
+pub(super) fn types(keys: &[String; KINDS.len()]) -> impl Iterator<Item = RedisCommand> {
+    keys.iter().map(|key| RedisCommand::new("TYPE").arg(key))
+}
+
+/// Returns the key whose type is wrong, given the answers to [`types`].
+pub(super) fn misplaced(
+    keys: &[String; KINDS.len()],
+    types: impl IntoIterator<Item = Value>,
+) -> Option<&str> {
+    let mut all = keys.iter().zip(KINDS).zip(types);
+    let wrong = all.find(|((_, (_, expected)), found)| {
+        !matches!(found, Value::Text(found) if found == b"none" || found == expected.as_bytes())
+    });
+    wrong.map(|((key, _), _)| key.as_str())
+}
+
 /// The keys of one name, and the arguments that every script gets.
 #[derive(Debug)]
 pub(super) struct Keys {
-    all: [String; 10],
+    pub(super) all: [String; KINDS.len()],
     /// The slot of all of them.
     pub(super) slot: Slot,
     /// The end of the names of wake-up channels.
@@ -272,7 +243,7 @@ impl Keys {
         foreign_heartbeat: Span,
     ) -> Self {
         Self {
-            all: KINDS.map(|(kind, _)| format!("{namespace}:semaphore_{kind}:{written}")),
+            all: storage_keys(namespace, written),
             slot: Slot::ONLY,
             channel_end: String::new(),
             namespace: namespace.to_owned(),
@@ -299,21 +270,6 @@ impl Keys {
         &self.all[3]
     }
 
-    /// Returns the commands that read the types of all our keys, to find the one that is not ours.
-    pub(super) fn types(&self) -> Vec<RedisCommand> {
-        self.all.iter().map(|key| RedisCommand::new("TYPE").arg(key)).collect()
-    }
-
-    /// Returns the key whose type is wrong, given the answers to [`types`](Self::types).
-    pub(super) fn misplaced(&self, types: Vec<Value>) -> Option<&str> {
-        let mut all = self.all.iter().zip(KINDS).zip(types);
-        let wrong = all.find(|((_, (_, expected)), found)| {
-            let found = text(found.clone()).unwrap_or_default();
-            found != "none" && found != *expected
-        });
-        wrong.map(|((key, _), _)| key.as_str())
-    }
-
     /// Adds the arguments that come once in a call, after the keys. `sender` is the client that sends it.
     fn common(&self, call: RedisCommand, sender: &str) -> RedisCommand {
         call.arg(&self.namespace)
@@ -325,7 +281,7 @@ impl Keys {
 
     /// Adds the part of a call that concerns this name.
     fn add(&self, call: &mut RedisCommand, declared: Declared, commands: &[Command]) {
-        let groups = || commands.chunk_by(Transition::shared);
+        let groups = || commands.chunk_by(are_one_group);
         let counted = |group: &[Command]| 2 + count(group);
         call.push(self.name.as_str());
         call.push_fmt(declared.capacity);
@@ -339,7 +295,7 @@ impl Keys {
         }
         call.push_fmt(groups().map(counted).sum::<usize>());
         for group in groups() {
-            call.push(Transition::of(&group[0]).word());
+            call.push(transition(&group[0]));
             call.push_fmt(count(group));
             match &group[0] {
                 Command::Enqueue { wait, terms, share, label, .. } => {
@@ -415,88 +371,80 @@ fn add_steer(call: &mut RedisCommand, steer: &Steer) {
 
 /// Decodes the answer to the commands of one name. No tag and no sentinel value travels further inward.
 pub(super) fn decode(commands: &[Command], value: Value) -> Result<Reply, String> {
-    let Value::Array(fields) = value else {
-        return Err(format!("unexpected answer of a script: {value:?}"));
-    };
+    let Value::Array(fields) = value else { return Err(unexpected(&value)) };
     let mut fields = fields.into_iter();
     let mut next = || fields.next().ok_or("the answer of a script is incomplete");
     let mut reply = Reply::default();
     for command in commands {
-        let transition = Transition::of(command);
-        if transition == Transition::Sweep {
-            reply.outcomes.push(Outcome::Swept);
-            continue;
-        }
-        let tag = next()?;
-        let tag = word(&tag)?;
-        reply.outcomes.push(match (transition, tag) {
-            (Transition::Release, b"holder") => Outcome::Removed(Role::Holder),
-            (Transition::Release, b"waiter") => Outcome::Removed(Role::Waiter),
-            (Transition::Release, b"nobody") => Outcome::Removed(Role::Nobody),
-            (Transition::Release, _) => {
-                return Err(format!("unexpected answer to {transition:?}: {tag:?}"));
-            }
-            (_, tag) => {
-                let (first, fence, valid_for) = (next()?, next()?, next()?);
-                match tag {
-                    b"held" => Outcome::Held(held(&first, &fence, &valid_for)?),
-                    b"waiting" => {
-                        let ahead = usize::try_from(int(&first)?).unwrap_or_default();
-                        Outcome::Waiting { ahead }
-                    }
-                    b"full" => Outcome::Full,
-                    b"heavy" => {
-                        let capacity = u32::try_from(int(&first)?).unwrap_or(u32::MAX);
-                        Outcome::TooHeavy { capacity }
-                    }
-                    b"gone" => Outcome::Gone,
-                    b"cancelled" => Outcome::Cancelled,
-                    b"done" => Outcome::Steered(Steered::Done),
-                    b"unknown" => Outcome::Steered(Steered::Unknown),
-                    b"pinned" => {
-                        let to = u32::try_from(int(&first)?).unwrap_or(u32::MAX);
-                        Outcome::Steered(Steered::Pinned(to))
-                    }
-                    b"in use" => {
-                        let count = |value| int(value).map(|n| usize::try_from(n).unwrap_or(0));
-                        let (holding, waiting) = (count(&first)?, count(&fence)?);
-                        Outcome::Steered(Steered::InUse { holding, waiting })
-                    }
-                    other => return Err(format!("unexpected answer to {transition:?}: {other:?}")),
-                }
-            }
+        reply.outcomes.push(match command {
+            Command::Sweep => Outcome::Swept,
+            Command::Release { .. } => Outcome::Removed(removed(&next()?)?),
+            _ => outcome(&next()?, [next()?, next()?, next()?])?,
         });
     }
-    reply.next_expiry = u64::try_from(int(&next()?)?).ok().map(Span::from_micros);
-    reply.foreign = int(&next()?)? != 0;
+    reply.next_expiry = span(next()?)?;
+    reply.foreign = next()?.read::<i64>()? != 0;
     while let Ok(id) = next() {
-        if let Value::Int(delay) = id {
-            reply.next_token = u64::try_from(delay).ok().map(Span::from_micros);
+        if let Value::Int(_) = id {
+            reply.next_token = span(id)?;
             continue;
         }
-        let id = text(id)?;
+        let id: String = id.read()?;
         let id = id
             .parse()
             .map_err(|_| format!("a permit was granted to {id:?}, which is not an id"))?;
-        reply.effects.granted.push((id, held(&next()?, &next()?, &next()?)?, ()));
+        reply.effects.granted.push((id, held([next()?, next()?, next()?])?, ()));
     }
     Ok(reply)
 }
 
-fn held(slot: &Value, fence: &Value, valid_for: &Value) -> Result<Held, String> {
-    let number = |value| u64::try_from(int(value)?).map_err(|error| error.to_string());
-    Ok(Held {
-        slot_number: NonZeroU32::new(u32::try_from(number(slot)?).unwrap_or(u32::MAX)),
-        fence: Fence::new(number(fence)?),
-        valid_for: Some(Span::from_micros(number(valid_for)?)),
+/// Decodes the answer to a release.
+fn removed(tag: &Value) -> Result<Role, String> {
+    match word(tag)? {
+        b"holder" => Ok(Role::Holder),
+        b"waiter" => Ok(Role::Waiter),
+        b"nobody" => Ok(Role::Nobody),
+        _ => Err(unexpected(tag)),
+    }
+}
+
+/// Decodes the answer to an enqueue, a renewal or a change of limits.
+fn outcome(tag: &Value, numbers: [Value; 3]) -> Result<Outcome, String> {
+    if word(tag)? == b"held" {
+        return held(numbers).map(Outcome::Held);
+    }
+    let [first, second, _] = numbers;
+    let (first, second): (u64, u64) = (first.read()?, second.read()?);
+    let units = u32::try_from(first).unwrap_or(u32::MAX);
+    let count = |number| usize::try_from(number).unwrap_or(usize::MAX);
+    Ok(match word(tag)? {
+        b"waiting" => Outcome::Waiting { ahead: count(first) },
+        b"full" => Outcome::Full,
+        b"heavy" => Outcome::TooHeavy { capacity: units },
+        b"gone" => Outcome::Gone,
+        b"cancelled" => Outcome::Cancelled,
+        b"done" => Outcome::Steered(Steered::Done),
+        b"unknown" => Outcome::Steered(Steered::Unknown),
+        b"pinned" => Outcome::Steered(Steered::Pinned(units)),
+        b"in use" => {
+            Outcome::Steered(Steered::InUse { holding: count(first), waiting: count(second) })
+        }
+        _ => return Err(unexpected(tag)),
     })
 }
 
-fn int(value: &Value) -> Result<i64, String> {
-    match value {
-        Value::Int(number) => Ok(*number),
-        other => Err(format!("{other:?} is not a number")),
-    }
+/// Decodes the slot number, the fence and the validity of a permit.
+fn held([slot, fence, valid_for]: [Value; 3]) -> Result<Held, String> {
+    Ok(Held {
+        slot_number: NonZeroU32::new(u32::try_from(slot.read::<u64>()?).unwrap_or(u32::MAX)),
+        fence: Fence::new(fence.read()?),
+        valid_for: Some(Span::from_micros(valid_for.read()?)),
+    })
+}
+
+/// Decodes a delay, which is negative if there is none.
+fn span(delay: Value) -> Result<Option<Span>, String> {
+    Ok(u64::try_from(delay.read::<i64>()?).ok().map(Span::from_micros))
 }
 
 fn word(value: &Value) -> Result<&[u8], String> {
@@ -506,6 +454,6 @@ fn word(value: &Value) -> Result<&[u8], String> {
     }
 }
 
-fn text(value: Value) -> Result<String, String> {
-    value.read()
+fn unexpected(value: &Value) -> String {
+    format!("unexpected answer of a script: {value:?}")
 }

@@ -2,6 +2,24 @@
 
 use super::*;
 use crate::AcquisitionId;
+use crate::backend::redis::{locks, pools};
+
+impl Scripts {
+    /// Returns scripts that read the time from a key, in microseconds, instead of the server's clock.
+    pub(in crate::backend::redis) fn with_injected_time(key: &str) -> Self {
+        let inject = |prelude: &str, read: &str, unit: u32| {
+            assert!(prelude.contains(read), "the function now() of the script was not found");
+            let instead = format!("return math.floor(call('GET', '{key}') / {unit})");
+            prelude.replace(read, &instead)
+        };
+        let time = "local time = call('TIME')\n  return time[1]";
+        Self::with_preludes(
+            &inject(APPLY, &format!("{time} * 1000000 + time[2]"), 1),
+            &inject(locks::PRELUDE, &format!("{time} * 1000 + math.floor(time[2] / 1000)"), 1000),
+            &inject(pools::PRELUDE, &format!("{time} * 1000000 + time[2]"), 1),
+        )
+    }
+}
 
 const NAMESPACE: &str = "ns";
 const NAME: &str = "a name";
@@ -15,9 +33,9 @@ const DECLARED: Declared = Declared::capacity(CAPACITY, true);
 const BY: &str = "an operator";
 const REASON: &str = "a reason";
 
-/// Whether every command of this kind is a group of its own.
-fn is_alone(transition: Transition) -> bool {
-    matches!(transition, Transition::Sweep | Transition::Steer)
+/// Whether every command of this transition is a group of its own.
+fn is_alone(transition: &str) -> bool {
+    matches!(transition, "sweep" | "steer")
 }
 
 /// One line of a header: a position, the name of the argument there, and its description.
@@ -53,28 +71,28 @@ fn ids() -> [AcquisitionId; 2] {
     [1, 2].map(|number| AcquisitionId::new(client(), number))
 }
 
-fn commands(transition: Transition) -> Vec<Command> {
+fn commands(transition: &str) -> Vec<Command> {
     let terms = TERMS;
     let command = |id| match transition {
-        Transition::Release => Command::Release { id, known: ReleaseHint::Held { limited: true } },
-        Transition::Renew => Command::Renew { id, terms },
-        Transition::Sweep => Command::Sweep,
-        Transition::Steer => {
+        "release" => Command::Release { id, known: ReleaseHint::Held { limited: true } },
+        "renew" => Command::Renew { id, terms },
+        "sweep" => Command::Sweep,
+        "steer" => {
             let (by, reason) = (BY.into(), Some(REASON.into()));
             Command::Steer { capacity: None, steer: Steer::Pause { by, reason } }
         }
-        Transition::Enqueue => {
+        _ => {
             let label = Some(LABEL.into());
             Command::Enqueue { id, declared: DECLARED, wait: true, terms, share: Share::ONE, label }
         }
     };
     let all: Vec<_> = ids().map(command).into();
-    assert!(is_alone(transition) || Transition::shared(&all[0], &all[1]));
+    assert!(is_alone(transition) || are_one_group(&all[0], &all[1]));
     all
 }
 
 /// Returns the values that are sent for an argument of a header.
-fn expected(transition: Transition, name: &str) -> Vec<String> {
+fn expected(transition: &str, name: &str) -> Vec<String> {
     let value = match (name, transition) {
         ("namespace", _) => NAMESPACE.to_owned(),
         ("name", _) => NAME.to_owned(),
@@ -82,7 +100,7 @@ fn expected(transition: Transition, name: &str) -> Vec<String> {
         ("confirm_within", _) => CONFIRM_WITHIN.micros().to_string(),
         ("foreign_heartbeat", _) => FOREIGN_HEARTBEAT.micros().to_string(),
         // A single server has no channel suffix, and a pause has no capacity.
-        ("channel", _) | ("capacity", Transition::Steer) => String::new(),
+        ("channel", _) | ("capacity", "steer") => String::new(),
         ("capacity", _) => CAPACITY.to_string(),
         ("what", _) => "pause".to_owned(),
         ("by", _) => BY.to_owned(),
@@ -93,13 +111,13 @@ fn expected(transition: Transition, name: &str) -> Vec<String> {
         ("label", _) => LABEL.to_owned(),
         ("known", _) => "limited".to_owned(),
         ("ids", _) => return ids().map(|id| id.to_string()).into(),
-        _ => panic!("{transition:?}: nobody knows what {name:?} is"),
+        _ => panic!("{transition}: nobody knows what {name:?} is"),
     };
     vec![value]
 }
 
 /// Returns KEYS and ARGV as they are sent.
-fn sent(transition: Transition) -> (Vec<String>, Vec<String>) {
+fn sent(transition: &str) -> (Vec<String>, Vec<String>) {
     let name = Name::new("name", NAME).unwrap();
     let keys = Keys::new((NAMESPACE, NAME), &name, client(), CONFIRM_WITHIN, FOREIGN_HEARTBEAT);
     let call = Scripts::new().apply(&[(Arc::new(keys), DECLARED, &commands(transition))]);
@@ -119,13 +137,13 @@ fn keys_are_those_of_the_header_in_its_order() {
     let unpacked =
         format!("{} = unpack(KEYS, keys + 1, keys + {})\n", names.join(", "), names.len());
     assert!(MACHINE.contains(&unpacked), "{unpacked}");
-    for transition in Transition::ALL {
+    for (transition, _) in TRANSITIONS {
         let (keys, _) = sent(transition);
-        assert_eq!(keys.len(), header.len(), "{transition:?}");
+        assert_eq!(keys.len(), header.len(), "{transition}");
         for (at, ((entry, key), (_, kind))) in header.iter().zip(&keys).zip(KINDS).enumerate() {
             assert_eq!(entry.position, at + 1, "{entry:?}");
             let name = if entry.name == "alive" { "waiting_heartbeat" } else { entry.name };
-            assert_eq!(*key, format!("{NAMESPACE}:semaphore_{name}:{NAME}"), "{transition:?}");
+            assert_eq!(*key, format!("{NAMESPACE}:semaphore_{name}:{NAME}"), "{transition}");
             let documented = entry.more.split(' ').next().unwrap_or_default();
             assert_eq!(documented.to_lowercase(), kind, "{entry:?}");
         }
@@ -134,14 +152,11 @@ fn keys_are_those_of_the_header_in_its_order() {
 
 #[test]
 fn arguments_are_those_of_the_headers_in_their_order() {
-    for transition in Transition::ALL {
-        let headers = [APPLY, transition.body()].map(|script| section(script, "ARGV"));
+    for (transition, code) in TRANSITIONS {
+        let headers = [APPLY, code].map(|script| section(script, "ARGV"));
         for header in &headers {
             let positions: Vec<_> = header.iter().map(|entry| entry.position).collect();
-            assert!(
-                positions.iter().copied().eq(1..=header.len()),
-                "{transition:?}: {positions:?}"
-            );
+            assert!(positions.iter().copied().eq(1..=header.len()), "{transition}: {positions:?}");
         }
         let [shared, specific] = &headers;
         let (for_all, of_a_name) = shared.split_at(5);
@@ -150,14 +165,13 @@ fn arguments_are_those_of_the_headers_in_their_order() {
         let mut whole: Vec<_> = for_all.iter().flat_map(value).collect();
         let names: Vec<_> = of_a_name.iter().map(|entry| entry.name).collect();
         assert_eq!(names, ["name", "capacity", "declares", "arguments", "transition", "arguments"]);
-        let group =
-            [transition.word().to_owned(), specific.len().to_string()].into_iter().chain(specific);
+        let group = [transition.to_owned(), specific.len().to_string()].into_iter().chain(specific);
         let times = if is_alone(transition) { 2 } else { 1 };
         let group: Vec<_> = std::iter::repeat_n(group, times).flatten().collect();
         let (capacity, count) = (CAPACITY.to_string(), group.len().to_string());
         whole.extend([NAME.to_owned(), capacity, "1".to_owned(), count]);
         whole.extend(group);
-        assert_eq!(sent(transition).1, whole, "{transition:?}: {headers:#?}");
+        assert_eq!(sent(transition).1, whole, "{transition}: {headers:#?}");
     }
 }
 
