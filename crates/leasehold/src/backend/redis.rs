@@ -30,8 +30,6 @@ use crate::stats::PoolStats;
 use crate::stats::{Query, SemaphoreStats};
 use crate::{AcquisitionId, ClientId, ClientInfo, Error, LockId};
 
-#[cfg(test)]
-mod by_crate;
 mod cluster;
 mod command;
 mod connect;

@@ -176,7 +176,7 @@ impl Socket {
     }
 
     async fn read_all(&self, wake_ups: &mpsc::Sender<Push>) -> RedisError {
-        let decoder = Decoder::new();
+        let decoder = Decoder::default();
         let mut received = Received { bytes: vec![0; BUFFER], start: 0, end: 0, decoder };
         let mut unyielded = 0;
         loop {
