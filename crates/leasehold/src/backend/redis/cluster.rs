@@ -60,7 +60,7 @@ const SETTLED_AFTER: Span = Span::from_millis(20);
 type Address = (String, u16);
 
 pub(super) struct Cluster {
-    settings: Arc<RedisSettings>,
+    pub(super) settings: Arc<RedisSettings>,
     scripts: Arc<Scripts>,
     seeds: Vec<ServerSettings>,
     state: RwLock<State>,
@@ -129,7 +129,7 @@ impl Cluster {
             Ok(()) => {
                 let connected = cluster.reach_one();
                 tokio::time::timeout_at(until, connected).await.unwrap_or_else(|_| {
-                    let what = format!("connecting to {}", cluster.address());
+                    let what = format!("connecting to {}", cluster.settings.address);
                     Err(Error::unavailable(what, true, None))
                 })
             }
@@ -180,12 +180,8 @@ impl Cluster {
         primaries.map(|node| node.connection.clone()).collect()
     }
 
-    pub(super) fn answer_timeout(&self) -> Duration {
-        self.settings.answer_timeout
-    }
-
-    pub(super) fn address(&self) -> &str {
-        &self.settings.address
+    pub(super) fn silence(&self) -> Error {
+        Error::unavailable(format!("request to {}", self.settings.address), true, None)
     }
 
     pub(super) fn is_index_late(&self, to: Destination) -> bool {

@@ -20,7 +20,7 @@ use rustls::ClientConnection;
 use tokio::net::TcpStream;
 #[cfg(unix)]
 use tokio::net::UnixStream;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::Instant;
 
 use super::command::{RedisCommand, pack};
@@ -53,10 +53,12 @@ pub(super) enum Stream {
 
 pub(super) struct Socket {
     stream: Stream,
-    state: Mutex<State>,
+    state: Mutex<SocketState>,
+    /// Notified when a caller suspects that the server does not answer over this socket.
+    suspected: Notify,
 }
 
-struct State {
+struct SocketState {
     /// The TLS session, if there is one.
     session: Option<Box<ClientConnection>>,
     /// Bytes that the socket has not taken yet. Over TLS the session buffers them instead.
@@ -87,7 +89,7 @@ impl Socket {
             session.set_buffer_limit(None);
             Box::new(session)
         });
-        let state = State {
+        let state = SocketState {
             session,
             unsent: Vec::new(),
             unanswered: VecDeque::new(),
@@ -95,7 +97,7 @@ impl Socket {
             failed: None,
             ended: None,
         };
-        Self { stream, state: Mutex::new(state) }
+        Self { stream, state: Mutex::new(state), suspected: Notify::new() }
     }
 
     /// Writes commands. Never blocks.
@@ -131,15 +133,21 @@ impl Socket {
         replies
     }
 
-    /// Reads until the connection is lost, a request is not answered in time, or the server violates the protocol or a
-    /// limit. Wake-ups go to `wake_ups`.
+    /// Reads until the connection is lost or suspect, a request is not answered in time, or the server violates the
+    /// protocol or a limit. Wake-ups go to `wake_ups`.
     pub(super) async fn read(&self, answer_timeout: Duration, wake_ups: &mpsc::Sender<Push>) {
         let error = tokio::select! {
             biased;
             error = self.read_all(wake_ups) => error,
             () = self.silence(answer_timeout) => io::ErrorKind::TimedOut.into(),
+            () = self.suspected.notified() => io::ErrorKind::TimedOut.into(),
         };
         self.end(&error);
+    }
+
+    /// Makes the reading task end the socket as if a request was not answered in time.
+    pub(super) fn suspect(&self) {
+        self.suspected.notify_one();
     }
 
     /// Fails every unanswered request, now and in the future.
@@ -303,12 +311,12 @@ impl Socket {
         self.stream.try_read(room)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, SocketState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl SocketState {
     /// Returns true if everything was written.
     fn write(&mut self, stream: &Stream, mut bytes: &[u8]) -> io::Result<bool> {
         if let Some(session) = &mut self.session {

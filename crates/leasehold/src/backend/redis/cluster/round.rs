@@ -72,8 +72,7 @@ impl Cluster {
                 break;
             }
         }
-        let silence = || Error::unavailable(format!("request to {}", self.address()), true, None);
-        doubtful.ok_or_else(|| problem.unwrap_or_else(silence))
+        doubtful.ok_or_else(|| problem.unwrap_or_else(|| self.silence()))
     }
 
     /// Returns the nodes to ask, in this order. No node is asked twice.
