@@ -86,7 +86,7 @@ impl Topology {
             Self::One(connection, sentinels) => {
                 tokio::spawn(connection.clone().keep_up(client, report));
                 if let Some(sentinels) = sentinels {
-                    tokio::spawn(Sentinels::listen(Arc::downgrade(sentinels)));
+                    tokio::spawn(sentinels.clone().listen());
                 }
             }
             Self::Cluster(cluster) => cluster.start(client, report),
