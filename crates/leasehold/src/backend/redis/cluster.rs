@@ -10,7 +10,7 @@
 //! command is postponed for a moment, which grows while this lasts.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{
     Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
 };
@@ -38,8 +38,8 @@ mod redirect;
 mod round;
 
 use map::Map;
-use nodes::{Node, State};
-pub(super) use redirect::Redirect;
+use nodes::{ClusterState, Node};
+pub(super) use redirect::redirect;
 
 /// The destination of slots that no known node serves. Requests wait there.
 const NOWHERE: Destination = Destination(0);
@@ -59,11 +59,17 @@ const SETTLED_AFTER: Span = Span::from_millis(20);
 /// A host and a port.
 type Address = (String, u16);
 
+/// Returns the host that a node has named. A node leaves it out if it does not know its own address, or is configured not
+/// to return it; then it is the host of the node that answered.
+fn host_or(named: &str, answered: &str) -> String {
+    if matches!(named, "" | "?") { answered.to_owned() } else { named.to_owned() }
+}
+
 pub(super) struct Cluster {
     pub(super) settings: Arc<RedisSettings>,
     scripts: Arc<Scripts>,
     seeds: Vec<ServerSettings>,
-    state: RwLock<State>,
+    state: RwLock<ClusterState>,
     /// Notified when the map is found to be wrong.
     outdated: Arc<Notify>,
     /// The result of the first attempt to get the map.
@@ -92,7 +98,7 @@ impl Cluster {
             settings,
             scripts,
             seeds,
-            state: RwLock::new(State::new()),
+            state: RwLock::new(ClusterState::new()),
             outdated: Arc::default(),
             first_map: watch::Sender::new(None),
             turn: AtomicUsize::new(0),
@@ -218,7 +224,7 @@ impl Cluster {
     }
 
     /// Adds a connection to a node that was not known before.
-    fn add(&self, state: &mut State, address: &Address) -> Option<Destination> {
+    fn add(&self, state: &mut ClusterState, address: &Address) -> Option<Destination> {
         let (running, seed) = (self.running.get()?, self.seeds.first()?);
         state.last += 1;
         let to = Destination(state.last);
@@ -296,11 +302,6 @@ impl Cluster {
         all_are_up && !state.slots.contains(&NOWHERE)
     }
 
-    /// Returns a number that grows with each [`round`], so that other nodes are asked first each time.
-    fn next_turn(&self) -> usize {
-        self.turn.fetch_add(1, Ordering::Relaxed)
-    }
-
     fn adopt(&self, map: &Map) {
         let mut state = self.state_mut();
         if !map.is_sure && map.rank() < state.rank {
@@ -364,11 +365,11 @@ impl Cluster {
         }
     }
 
-    fn state(&self) -> RwLockReadGuard<'_, State> {
+    fn state(&self) -> RwLockReadGuard<'_, ClusterState> {
         self.state.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn state_mut(&self) -> RwLockWriteGuard<'_, State> {
+    fn state_mut(&self) -> RwLockWriteGuard<'_, ClusterState> {
         self.state.write().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -128,7 +128,7 @@ impl Connection {
         }
         // In a cluster the channels depend on the slots in use: see `Connection::request_listening`.
         if !self.is_node() && !self.settings.only_reads() {
-            let channel = self.channel(client);
+            let channel = format!("{}:wake:{client}", self.settings.namespace);
             let subscribed = socket.ask_one(RedisCommand::new("SUBSCRIBE").arg(&channel)).await;
             subscribed.map_err(|error| translate(&subscribing(&channel), &error))?;
         }
@@ -160,10 +160,6 @@ impl Connection {
             _ => return Ok(()),
         };
         Err(Error::Refused { what: format!("{what}: {problem}") })
-    }
-
-    fn channel(&self, client: ClientId) -> String {
-        format!("{}:wake:{client}", self.settings.namespace)
     }
 }
 
@@ -382,7 +378,7 @@ fn is_under_way(error: &io::Error) -> bool {
     error.raw_os_error() == Some(under_way)
 }
 
-fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
+pub(super) fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
     info.lines().find_map(|line| line.strip_prefix(name)).map(str::trim)
 }
 

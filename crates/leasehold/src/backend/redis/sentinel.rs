@@ -83,7 +83,7 @@ impl Sentinels {
 
     /// Connects to the primary that the sentinels name.
     pub(super) async fn connect(
-        &self,
+        self: &Arc<Self>,
         connection: &Connection,
         client: ClientId,
         before: Option<&Identity>,
@@ -94,9 +94,9 @@ impl Sentinels {
         let limit = self.settings.connect_timeout / 2;
         let mut asked = JoinSet::new();
         for sentinel in self.known().iter().cloned() {
-            let (settings, service) = (self.settings.clone(), self.named.service.clone());
+            let this = self.clone();
             asked.spawn(async move {
-                let answer = ask(&settings, &sentinel, &service).await;
+                let answer = this.ask(&sentinel).await;
                 (sentinel, answer)
             });
         }
@@ -117,7 +117,6 @@ impl Sentinels {
             };
             match answer {
                 Some(Ok((sentinel, Ok(view)))) => {
-                    self.note(&view);
                     self.learn(&sentinel, &view.others);
                     if !newest.add(view) {
                         let what = sentinel.address();
@@ -198,7 +197,34 @@ impl Sentinels {
 
     /// Asks a sentinel, and records how new its configuration is.
     async fn ask(&self, sentinel: &ServerSettings) -> Result<View, Error> {
-        let view = ask(&self.settings, sentinel, &self.named.service).await?;
+        let what = format!("request to the sentinel {}", sentinel.address());
+        let failed = |error: RedisError| {
+            let text = error.to_string();
+            if text.starts_with("ERR unknown command") && !text.contains("HELLO") {
+                let problem = "the server is not a sentinel: use redis:// for a single server";
+                return Error::Refused { what: format!("{what}: {problem}") };
+            }
+            if text.starts_with("ERR No such master") {
+                return unknown(&what, &self.named.service);
+            }
+            translate(&what, &error)
+        };
+        let socket = OpenSocket::open(&self.settings, sentinel).await.map_err(failed)?;
+        let questions = ["GET-MASTER-ADDR-BY-NAME", "SENTINELS", "MASTER"]
+            .map(|word| RedisCommand::new("SENTINEL").arg(word).arg(&self.named.service));
+        let mut answers = socket.ask(&questions).await.map_err(failed)?.into_iter();
+        let mut next = || answers.next().unwrap_or_default().checked();
+        let primary: Option<Address> = next()
+            .map_err(|error| failed(error.into()))?
+            .read()
+            .map_err(|error| Error::internal(format!("{what}: {error}")))?;
+        let primary = primary.ok_or_else(|| unknown(&what, &self.named.service))?;
+        let others = next().map(sentinels).unwrap_or_default();
+        // ACL rules may forbid this command; then the epoch is unknown.
+        let described: HashMap<String, String> =
+            next().ok().and_then(|answer| answer.read().ok()).unwrap_or_default();
+        let epoch = described.get("config-epoch").and_then(|epoch| epoch.parse().ok());
+        let view = View { primary, epoch, others };
         self.note(&view);
         Ok(view)
     }
@@ -308,42 +334,6 @@ pub(super) async fn moved_from(connected: &ServerSettings, announced: Option<Ann
         }
     }
     std::future::pending::<()>().await;
-}
-
-/// Asks one sentinel.
-async fn ask(
-    settings: &RedisSettings,
-    sentinel: &ServerSettings,
-    service: &str,
-) -> Result<View, Error> {
-    let what = format!("request to the sentinel {}", sentinel.address());
-    let failed = |error: RedisError| {
-        let text = error.to_string();
-        if text.starts_with("ERR unknown command") && !text.contains("HELLO") {
-            let problem = "the server is not a sentinel: use redis:// for a single server";
-            return Error::Refused { what: format!("{what}: {problem}") };
-        }
-        if text.starts_with("ERR No such master") {
-            return unknown(&what, service);
-        }
-        translate(&what, &error)
-    };
-    let socket = OpenSocket::open(settings, sentinel).await.map_err(failed)?;
-    let questions = ["GET-MASTER-ADDR-BY-NAME", "SENTINELS", "MASTER"]
-        .map(|word| RedisCommand::new("SENTINEL").arg(word).arg(service));
-    let mut answers = socket.ask(&questions).await.map_err(failed)?.into_iter();
-    let mut next = || answers.next().unwrap_or_default().checked();
-    let primary: Option<Address> = next()
-        .map_err(|error| failed(error.into()))?
-        .read()
-        .map_err(|error| Error::internal(format!("{what}: {error}")))?;
-    let primary = primary.ok_or_else(|| unknown(&what, service))?;
-    let others = next().map(sentinels).unwrap_or_default();
-    // ACL rules may forbid this command; then the epoch is unknown.
-    let described: HashMap<String, String> =
-        next().ok().and_then(|answer| answer.read().ok()).unwrap_or_default();
-    let epoch = described.get("config-epoch").and_then(|epoch| epoch.parse().ok());
-    Ok(View { primary, epoch, others })
 }
 
 fn unknown(what: &str, service: &str) -> Error {

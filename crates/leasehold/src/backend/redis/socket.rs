@@ -308,7 +308,7 @@ impl Socket {
             return try_decrypt(session, &self.stream, room);
         }
         drop(state);
-        self.stream.try_read(room)
+        (&self.stream).read(room)
     }
 
     fn state(&self) -> MutexGuard<'_, SocketState> {
@@ -318,13 +318,13 @@ impl Socket {
 
 impl SocketState {
     /// Returns true if everything was written.
-    fn write(&mut self, stream: &Stream, mut bytes: &[u8]) -> io::Result<bool> {
+    fn write(&mut self, mut stream: &Stream, mut bytes: &[u8]) -> io::Result<bool> {
         if let Some(session) = &mut self.session {
             session.writer().write_all(bytes)?;
             return self.flush(stream);
         }
         if self.unsent.is_empty() {
-            match stream.try_write(bytes) {
+            match stream.write(bytes) {
                 Ok(count) => bytes = &bytes[count..],
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Err(error),
@@ -335,11 +335,11 @@ impl SocketState {
     }
 
     /// Returns true if nothing is left to write.
-    fn flush(&mut self, stream: &Stream) -> io::Result<bool> {
+    fn flush(&mut self, mut stream: &Stream) -> io::Result<bool> {
         loop {
             let written = match &mut self.session {
-                Some(session) if session.wants_write() => session.write_tls(&mut &*stream),
-                None if !self.unsent.is_empty() => stream.try_write(&self.unsent),
+                Some(session) if session.wants_write() => session.write_tls(&mut stream),
+                None if !self.unsent.is_empty() => stream.write(&self.unsent),
                 _ => return Ok(true),
             };
             match written {
@@ -408,22 +408,6 @@ impl Received {
 }
 
 impl Stream {
-    fn try_read(&self, room: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Self::Tcp(stream) => stream.try_read(room),
-            #[cfg(unix)]
-            Self::Unix(stream) => stream.try_read(room),
-        }
-    }
-
-    fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
-        match self {
-            Self::Tcp(stream) => stream.try_write(bytes),
-            #[cfg(unix)]
-            Self::Unix(stream) => stream.try_write(bytes),
-        }
-    }
-
     fn poll_read_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self {
             Self::Tcp(stream) => stream.poll_read_ready(cx),
@@ -441,16 +425,24 @@ impl Stream {
     }
 }
 
-/// The TLS session requires these traits.
+/// Neither blocks.
 impl Read for &Stream {
     fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
-        self.try_read(room)
+        match self {
+            Stream::Tcp(stream) => stream.try_read(room),
+            #[cfg(unix)]
+            Stream::Unix(stream) => stream.try_read(room),
+        }
     }
 }
 
 impl Write for &Stream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.try_write(bytes)
+        match self {
+            Stream::Tcp(stream) => stream.try_write(bytes),
+            #[cfg(unix)]
+            Stream::Unix(stream) => stream.try_write(bytes),
+        }
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::cluster::{Cluster, Redirect};
+use super::cluster::{Cluster, redirect};
 use super::command::RedisCommand;
 use super::connection::{CommandReply, Connection, Failure, Target};
 use super::errors::ServerError;
@@ -316,69 +316,59 @@ async fn unapplied(
     // All redirected commands are sent before the first answer is awaited.
     let fates = replies.iter().zip(commands).map(|(reply, command)| {
         let error = reply.as_ref().err()?;
-        Some((fate(cluster, error, from, command, limit)?, error))
+        Some(fate(cluster, error, from, command, limit))
     });
-    let mut all = Vec::new();
+    let mut all = Vec::with_capacity(replies.len());
     for fate in fates.collect::<Vec<_>>() {
-        let unapplied = match fate {
+        all.push(match fate {
+            Some(fate) => fate.await,
             None => None,
-            Some((Fate::Unapplied(unapplied), _)) => Some(unapplied),
-            Some((Fate::Asked(there, answer), error)) => match answer.await {
-                Ok(Err(error)) if is_being_moved(&error) => {
-                    Some(Unapplied::NotNow(from.translate(&error)))
-                }
-                Ok(reply) => {
-                    let answer = reply.map_err(|error| there.translate(&error));
-                    Some(Unapplied::There(answer))
-                }
-                // The outcome is unknown, so the command is sent again.
-                Err(_) => Some(Unapplied::NotNow(from.translate(error))),
-            },
-        };
-        all.push(unapplied);
+        });
     }
     all
 }
 
-enum Fate {
-    Unapplied(Unapplied),
-    /// The command was sent to the server that its slot is being moved to.
-    Asked(Arc<Connection>, oneshot::Receiver<CommandReply>),
-}
-
-fn fate(
+/// Returns the fate of a command that was answered with this error. If its slot is being moved to another server, the
+/// command is sent there before this returns.
+fn fate<'a>(
     cluster: &Cluster,
     error: &ServerError,
-    from: &Connection,
+    from: &'a Connection,
     command: &RedisCommand,
     limit: Duration,
-) -> Option<Fate> {
-    let not_now = || Unapplied::NotNow(from.translate(error));
-    let fate = match Redirect::of(error, from) {
-        Some(Redirect::Moved(slot, address)) if cluster.moved(slot, &address, from.to()) => {
-            Unapplied::Elsewhere
+) -> impl Future<Output = Option<Unapplied>> + use<'a> {
+    let not_now = |error: &ServerError| Some(Unapplied::NotNow(from.translate(error)));
+    let mut there = None;
+    let here = match (error.code(), redirect(error, from)) {
+        ("MOVED", Some((slot, address))) if cluster.moved(slot, &address, from.to()) => {
+            Some(Unapplied::Elsewhere)
         }
-        Some(Redirect::Moved(..)) => not_now(),
-        Some(Redirect::Ask(_, address)) => {
-            match cluster
-                .connection_to(&address)
-                .filter(|connection| connection.is_up() && !connection.is_late())
-            {
-                Some(connection) => {
-                    let answer = ask_there(cluster, connection.clone(), command, limit);
-                    return Some(Fate::Asked(connection, answer));
-                }
-                None => not_now(),
-            }
+        ("ASK", Some((_, address))) => {
+            let server = cluster.connection_to(&address);
+            let server = server.filter(|server| server.is_up() && !server.is_late());
+            there =
+                server.map(|server| (server.clone(), ask_there(cluster, server, command, limit)));
+            not_now(error)
         }
-        None if is_being_moved(error) => not_now(),
-        None if error.code() == "CLUSTERDOWN" => {
+        _ if is_being_moved(error) => not_now(error),
+        ("CLUSTERDOWN", _) => {
             cluster.doubt();
-            Unapplied::Down(from.translate(error))
+            Some(Unapplied::Down(from.translate(error)))
         }
-        None => return None,
+        _ => None,
     };
-    Some(Fate::Unapplied(fate))
+    async move {
+        let Some((server, answer)) = there else { return here };
+        match answer.await {
+            Ok(Err(error)) if is_being_moved(&error) => not_now(&error),
+            Ok(reply) => {
+                let answer = reply.map_err(|error| server.translate(&error));
+                Some(Unapplied::There(answer))
+            }
+            // The outcome is unknown, so the command is sent again.
+            Err(_) => here,
+        }
+    }
 }
 
 /// Sends a command to the server that its slot is being moved to. If that server does not answer within `limit`, no
