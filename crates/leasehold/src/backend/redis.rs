@@ -30,8 +30,6 @@ use crate::stats::PoolStats;
 use crate::stats::{Query, SemaphoreStats};
 use crate::{AcquisitionId, ClientId, ClientInfo, Error, LockId};
 
-#[cfg(test)]
-mod by_crate;
 mod cluster;
 mod command;
 mod connect;
@@ -131,12 +129,7 @@ impl Redis {
     /// Waits for the first attempt to connect, and returns its result.
     pub(crate) fn connected(&self) -> BoxFuture<()> {
         let topology = self.topology.clone();
-        Box::pin(async move {
-            match topology {
-                Topology::One(connection, _) => connection.connected().await,
-                Topology::Cluster(cluster, _) => cluster.connected().await,
-            }
-        })
+        Box::pin(async move { topology.connected().await })
     }
 
     fn client(&self) -> Result<ClientId, Error> {
@@ -323,7 +316,7 @@ impl RemoteBackend for Redis {
                         // The time of the other server says nothing about the clock of this one.
                         reader.time = time;
                     }
-                    Some(Unapplied::BoxFuture(error)) => reader.read(served, Err(error)),
+                    Some(Unapplied::Down(error)) => reader.read(served, Err(error)),
                     Some(Unapplied::NotNow(_)) => reader.unserved(served, || Answer::NotNow),
                     Some(Unapplied::Elsewhere) => reader.unserved(served, || Answer::Elsewhere),
                 }
@@ -341,7 +334,7 @@ impl RemoteBackend for Redis {
                 }
             }
             request::name_misplaced(&connection, &keys, &mut answers).await;
-            if let Topology::Cluster(cluster, _) = &topology {
+            if let Topology::Cluster(cluster) = &topology {
                 lock_index::keep(cluster, &locks, &request, &answers).await;
             }
             Ok(answers)
@@ -359,7 +352,7 @@ impl RemoteBackend for Redis {
     }
 
     fn doubt(&self, _destination: Destination) {
-        if let Topology::Cluster(cluster, _) = &self.topology {
+        if let Topology::Cluster(cluster) = &self.topology {
             cluster.doubt();
         }
     }

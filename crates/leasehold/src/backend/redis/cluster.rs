@@ -10,9 +10,9 @@
 //! command is postponed for a moment, which grows while this lasts.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{
-    Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak,
+    Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
 };
 use std::time::Duration;
 
@@ -38,8 +38,8 @@ mod redirect;
 mod round;
 
 use map::Map;
-use nodes::{Node, State};
-pub(super) use redirect::Redirect;
+use nodes::{ClusterState, Node};
+pub(super) use redirect::redirect;
 
 /// The destination of slots that no known node serves. Requests wait there.
 const NOWHERE: Destination = Destination(0);
@@ -59,23 +59,26 @@ const SETTLED_AFTER: Span = Span::from_millis(20);
 /// A host and a port.
 type Address = (String, u16);
 
+/// Returns the host that a node has named. A node leaves it out if it does not know its own address, or is configured not
+/// to return it; then it is the host of the node that answered.
+fn host_or(named: &str, answered: &str) -> String {
+    if matches!(named, "" | "?") { answered.to_owned() } else { named.to_owned() }
+}
+
 pub(super) struct Cluster {
-    settings: Arc<RedisSettings>,
+    pub(super) settings: Arc<RedisSettings>,
     scripts: Arc<Scripts>,
     seeds: Vec<ServerSettings>,
-    state: RwLock<State>,
+    state: RwLock<ClusterState>,
     /// Notified when the map is found to be wrong.
-    outdated: Notify,
+    outdated: Arc<Notify>,
     /// The result of the first attempt to get the map.
     first_map: watch::Sender<Option<Result<(), Error>>>,
-    /// The result of the first attempt to connect to the primaries.
-    first: watch::Sender<Option<Result<(), Error>>>,
     /// Rotates which nodes are asked next.
     turn: AtomicUsize,
     /// The nodes that were late to write the last index of a lock.
     late_indexes: Mutex<HashSet<Destination>>,
     running: OnceLock<Running>,
-    this: Weak<Self>,
 }
 
 /// The parts that exist once the engine's thread runs.
@@ -91,51 +94,38 @@ impl Cluster {
         scripts: Arc<Scripts>,
         seeds: Vec<ServerSettings>,
     ) -> Arc<Self> {
-        Arc::new_cyclic(|this| Self {
+        Arc::new(Self {
             settings,
             scripts,
             seeds,
-            state: RwLock::new(State::new()),
-            outdated: Notify::new(),
+            state: RwLock::new(ClusterState::new()),
+            outdated: Arc::default(),
             first_map: watch::Sender::new(None),
-            first: watch::Sender::new(None),
             turn: AtomicUsize::new(0),
             late_indexes: Mutex::default(),
             running: OnceLock::new(),
-            this: this.clone(),
         })
     }
 
     /// Starts the background tasks. Called once, in the runtime of the engine's thread.
     pub(super) fn start(self: &Arc<Self>, client: ClientId, report: Report) {
         let _ = self.running.set(Running { client, report, runtime: Handle::current() });
-        tokio::spawn(Self::keep_map(self.this.clone()));
-        tokio::spawn(Self::connect(self.this.clone()));
+        tokio::spawn(self.clone().keep_map());
         if !self.settings.only_reads() {
-            tokio::spawn(Self::record_client(self.this.clone(), client));
+            tokio::spawn(self.clone().record_client(client));
         }
     }
 
     /// Waits for the first attempt to get the map and to connect to the primaries, and returns its result.
     pub(super) async fn connected(&self) -> Result<(), Error> {
-        decided(&self.first).await
-    }
-
-    /// Makes the first attempt to connect, which ends at the connect timeout.
-    async fn connect(this: Weak<Self>) {
-        let Some(cluster) = this.upgrade() else { return };
-        let until = Instant::now() + cluster.settings.connect_timeout;
-        let connected = match decided(&cluster.first_map).await {
-            Ok(()) => {
-                let connected = cluster.reach_one();
-                tokio::time::timeout_at(until, connected).await.unwrap_or_else(|_| {
-                    let what = format!("connecting to {}", cluster.address());
-                    Err(Error::unavailable(what, true, None))
-                })
-            }
-            Err(error) => Err(error),
-        };
-        cluster.first.send_replace(Some(connected));
+        let until = Instant::now() + self.settings.connect_timeout;
+        let mut first_map = self.first_map.subscribe();
+        let decided = first_map.wait_for(Option::is_some).await.map_err(|_| Error::Closed)?.clone();
+        decided.unwrap_or(Ok(()))?;
+        tokio::time::timeout_at(until, self.reach_one()).await.unwrap_or_else(|_| {
+            let what = format!("connecting to {}", self.settings.address);
+            Err(Error::unavailable(what, true, None))
+        })
     }
 
     /// Waits until one primary is connected. One is enough: the others may recover later.
@@ -180,12 +170,8 @@ impl Cluster {
         primaries.map(|node| node.connection.clone()).collect()
     }
 
-    pub(super) fn answer_timeout(&self) -> Duration {
-        self.settings.answer_timeout
-    }
-
-    pub(super) fn address(&self) -> &str {
-        &self.settings.address
+    pub(super) fn silence(&self) -> Error {
+        Error::unavailable(format!("request to {}", self.settings.address), true, None)
     }
 
     pub(super) fn is_index_late(&self, to: Destination) -> bool {
@@ -238,19 +224,17 @@ impl Cluster {
     }
 
     /// Adds a connection to a node that was not known before.
-    fn add(&self, state: &mut State, address: &Address) -> Option<Destination> {
+    fn add(&self, state: &mut ClusterState, address: &Address) -> Option<Destination> {
         let (running, seed) = (self.running.get()?, self.seeds.first()?);
         state.last += 1;
         let to = Destination(state.last);
         let info = seed.at(&address.0, address.1);
         let connection =
             Connection::new(self.settings.clone(), self.scripts.clone(), Target::Node(info), to);
-        let (weak, report) = (self.this.clone(), running.report.clone());
+        let (outdated, report) = (self.outdated.clone(), running.report.clone());
         let report: Report = Arc::new(move |event| {
-            if matches!(event, Event::Disconnected(..) | Event::Missed(_))
-                && let Some(cluster) = weak.upgrade()
-            {
-                cluster.doubt();
+            if matches!(event, Event::Disconnected(..) | Event::Missed(_)) {
+                outdated.notify_one();
             }
             report(event);
         });
@@ -261,22 +245,21 @@ impl Cluster {
         Some(to)
     }
 
-    async fn keep_map(this: Weak<Self>) {
+    async fn keep_map(self: Arc<Self>) {
         let (mut problem_since, mut others_asked) = (Instant::now(), None);
         loop {
-            let Some(cluster) = this.upgrade() else { return };
-            let learnt = cluster.ask(&mut others_asked).await;
+            let learnt = self.ask(&mut others_asked).await;
             let is_sure = learnt.as_ref().is_ok_and(|map| map.is_sure);
-            let learnt = learnt.map(|map| cluster.adopt(&map));
+            let learnt = learnt.map(|map| self.adopt(&map));
             if let Err(error) = &learnt {
                 event!(debug, %error, "no node returned the slot map of the cluster");
                 // If the map is known, the connections report what is wrong.
-                let is_unknown = cluster.state().slots.contains(&NOWHERE);
+                let is_unknown = self.state().slots.contains(&NOWHERE);
                 if is_unknown {
-                    cluster.lose(error.clone());
+                    self.lose(error.clone());
                 }
             }
-            cluster.first_map.send_if_modified(|first| {
+            self.first_map.send_if_modified(|first| {
                 let news = first.is_none();
                 first.get_or_insert(learnt);
                 news
@@ -286,8 +269,8 @@ impl Cluster {
             // doubted often, so the delay grows with the duration of the problem.
             let delay = problem_since.elapsed() / 20;
             tokio::time::sleep(delay.clamp(SHORTEST_DELAY, LONGEST_DELAY)).await;
-            if is_sure && cluster.is_in_order() {
-                let _ = tokio::time::timeout(REFRESH_EVERY, cluster.outdated.notified()).await;
+            if is_sure && self.is_in_order() {
+                let _ = tokio::time::timeout(REFRESH_EVERY, self.outdated.notified()).await;
             }
             if asked.elapsed() > SOLVED_AFTER {
                 problem_since = Instant::now();
@@ -295,15 +278,14 @@ impl Cluster {
         }
     }
 
-    async fn record_client(this: Weak<Self>, client: ClientId) {
+    async fn record_client(self: Arc<Self>, client: ClientId) {
         let mut interval = tokio::time::interval(RECORD_CLIENT_EVERY);
         loop {
             interval.tick().await;
-            let Some(cluster) = this.upgrade() else { return };
-            let _ = cluster.connected().await;
-            let record = client_record(&cluster.settings.namespace, client);
+            let _ = self.connected().await;
+            let record = client_record(&self.settings.namespace, client);
             // Only statistics need it, so a failure does not matter.
-            let _ = super::topology::ask(&cluster, Slot::ONLY, record.into()).await;
+            let _ = super::topology::ask(&self, Slot::ONLY, record.into()).await;
         }
     }
 
@@ -318,11 +300,6 @@ impl Cluster {
         let state = self.state();
         let all_are_up = state.nodes.values().all(|node| node.connection.is_up() || !node.serves);
         all_are_up && !state.slots.contains(&NOWHERE)
-    }
-
-    /// Returns a number that grows with each [`round`], so that other nodes are asked first each time.
-    fn next_turn(&self) -> usize {
-        self.turn.fetch_add(1, Ordering::Relaxed)
     }
 
     fn adopt(&self, map: &Map) {
@@ -388,26 +365,11 @@ impl Cluster {
         }
     }
 
-    fn state(&self) -> RwLockReadGuard<'_, State> {
+    fn state(&self) -> RwLockReadGuard<'_, ClusterState> {
         self.state.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn state_mut(&self) -> RwLockWriteGuard<'_, State> {
+    fn state_mut(&self) -> RwLockWriteGuard<'_, ClusterState> {
         self.state.write().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Waits for the result of a first attempt.
-async fn decided(first: &watch::Sender<Option<Result<(), Error>>>) -> Result<(), Error> {
-    let mut first = first.subscribe();
-    let decided = first.wait_for(Option::is_some).await.map_err(|_| Error::Closed)?.clone();
-    decided.unwrap_or(Ok(()))
-}
-
-impl Drop for Cluster {
-    fn drop(&mut self) {
-        for node in self.state().nodes.values() {
-            node.task.abort();
-        }
     }
 }

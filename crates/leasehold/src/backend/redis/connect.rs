@@ -64,7 +64,8 @@ impl Identity {
     }
 }
 
-struct AbortOnDrop(tokio::task::JoinHandle<()>);
+/// A task that ends when this is dropped.
+pub(super) struct AbortOnDrop(pub(super) tokio::task::JoinHandle<()>);
 
 impl Drop for AbortOnDrop {
     fn drop(&mut self) {
@@ -127,7 +128,7 @@ impl Connection {
         }
         // In a cluster the channels depend on the slots in use: see `Connection::request_listening`.
         if !self.is_node() && !self.settings.only_reads() {
-            let channel = self.channel(client);
+            let channel = format!("{}:wake:{client}", self.settings.namespace);
             let subscribed = socket.ask_one(RedisCommand::new("SUBSCRIBE").arg(&channel)).await;
             subscribed.map_err(|error| translate(&subscribing(&channel), &error))?;
         }
@@ -159,10 +160,6 @@ impl Connection {
             _ => return Ok(()),
         };
         Err(Error::Refused { what: format!("{what}: {problem}") })
-    }
-
-    fn channel(&self, client: ClientId) -> String {
-        format!("{}:wake:{client}", self.settings.namespace)
     }
 }
 
@@ -346,13 +343,8 @@ fn set_options(socket: &TcpStream, answer_timeout: Duration) -> io::Result<()> {
 }
 
 async fn connect_to_address(address: SocketAddr) -> io::Result<CloseOnFork<TcpStream>> {
-    let socket = CloseOnFork::open(|| {
-        let domain = socket2::Domain::for_address(address);
-        let socket = socket2::Socket::new(domain, socket2::Type::STREAM, None)?;
-        socket.set_nonblocking(true)?;
-        begin_to_connect(&socket, &address.into())?;
-        TcpStream::from_std(socket.into())
-    })?;
+    let socket =
+        CloseOnFork::open(|| TcpStream::from_std(begin_to_connect(&address.into())?.into()))?;
     // It can be written when the attempt has ended, with or without success.
     socket.writable().await?;
     match socket.take_error()? {
@@ -364,18 +356,17 @@ async fn connect_to_address(address: SocketAddr) -> io::Result<CloseOnFork<TcpSt
 /// The system connects a local socket at once, or not at all.
 #[cfg(unix)]
 fn connect_unix(path: &Path) -> io::Result<CloseOnFork<tokio::net::UnixStream>> {
-    CloseOnFork::open(|| {
-        let socket = socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::STREAM, None)?;
-        socket.set_nonblocking(true)?;
-        begin_to_connect(&socket, &socket2::SockAddr::unix(path)?)?;
-        tokio::net::UnixStream::from_std(socket.into())
-    })
+    let address = socket2::SockAddr::unix(path)?;
+    CloseOnFork::open(|| tokio::net::UnixStream::from_std(begin_to_connect(&address)?.into()))
 }
 
-fn begin_to_connect(socket: &socket2::Socket, address: &socket2::SockAddr) -> io::Result<()> {
+/// Returns a socket that is connected, or that is being connected in the background.
+fn begin_to_connect(address: &socket2::SockAddr) -> io::Result<socket2::Socket> {
+    let socket = socket2::Socket::new(address.domain(), socket2::Type::STREAM, None)?;
+    socket.set_nonblocking(true)?;
     match socket.connect(address) {
-        Err(error) if is_under_way(&error) => Ok(()),
-        begun => begun,
+        Err(error) if !is_under_way(&error) => Err(error),
+        _ => Ok(socket),
     }
 }
 
@@ -387,7 +378,7 @@ fn is_under_way(error: &io::Error) -> bool {
     error.raw_os_error() == Some(under_way)
 }
 
-fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
+pub(super) fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
     info.lines().find_map(|line| line.strip_prefix(name)).map(str::trim)
 }
 

@@ -4,7 +4,6 @@
 //! engine's sender sends nothing while the connection is down. A new connection resumes both at once.
 
 use std::collections::HashSet;
-use std::io;
 use std::num::NonZeroU32;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -59,42 +58,40 @@ pub(super) struct Connection {
     to: Destination,
     /// The server's address, for messages.
     pub(super) address: String,
-    state: watch::Sender<State>,
-    /// The clock of the server that the connection leads to.
-    clock: Mutex<Arc<ServerClock>>,
-    /// The number of the last socket that is suspect.
-    suspected: watch::Sender<u64>,
+    state: watch::Sender<ConnectionState>,
     /// Whether an ASK-redirected command to this node is overdue.
     is_late: AtomicBool,
 }
 
-#[derive(Clone)]
-enum State {
+enum ConnectionState {
     Connecting,
-    Up(CurrentSocket),
+    Up(Arc<CurrentSocket>),
     Down(Error),
 }
 
 /// The socket that is in use.
-#[derive(Clone)]
 struct CurrentSocket {
     socket: Arc<Socket>,
-    /// Sockets are numbered, so that a suspicion against one does not affect its successor.
-    number: u64,
+    /// The clock of the server that the socket leads to. After reconnecting it may be another one.
+    clock: Arc<ServerClock>,
     /// In a cluster, the channels that the connection has subscribed to.
-    channels: Arc<Mutex<HashSet<String>>>,
+    channels: Mutex<HashSet<String>>,
 }
 
 impl CurrentSocket {
-    /// Whether the server violated a limit of this client, and this is the error of the request that it answered.
-    fn was_violated_by(&self, error: &Error) -> bool {
-        let Error::Unavailable { what, .. } = error else { return false };
-        self.socket.violation().is_some_and(|why| what.ends_with(&why))
-    }
-
     fn channels(&self) -> MutexGuard<'_, HashSet<String>> {
         self.channels.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Why commands have no answers.
+pub(super) enum Failure {
+    /// There was no connection, so they were not sent.
+    Unsent(Error),
+    /// The connection was lost before the answers came.
+    Unknown(Error),
+    /// The server refuses us, or answers the same commands by the same violation of a limit.
+    Final(Error),
 }
 
 /// The answer to one command, or the server's error.
@@ -111,9 +108,9 @@ impl Connection {
             Target::Only(_) | Target::Primary(_) => settings.address.clone(),
             Target::Node(info) => info.address(),
         };
-        let (state, suspected) = (watch::Sender::new(State::Connecting), watch::Sender::new(0));
-        let (clock, is_late) = (Mutex::default(), AtomicBool::new(false));
-        Arc::new(Self { settings, scripts, target, to, address, state, clock, suspected, is_late })
+        let state = watch::Sender::new(ConnectionState::Connecting);
+        let is_late = AtomicBool::new(false);
+        Arc::new(Self { settings, scripts, target, to, address, state, is_late })
     }
 
     pub(super) fn to(&self) -> Destination {
@@ -129,84 +126,60 @@ impl Connection {
     }
 
     pub(super) fn is_up(&self) -> bool {
-        matches!(&*self.state.borrow(), State::Up(_))
+        matches!(&*self.state.borrow(), ConnectionState::Up(_))
     }
 
-    /// Returns why the server refuses us, if retrying does not help.
-    pub(super) fn refusal(&self) -> Option<Error> {
+    fn current(&self) -> Option<Arc<CurrentSocket>> {
         match &*self.state.borrow() {
-            State::Down(error) if !error.is_transient() => Some(error.clone()),
-            _ => None,
-        }
-    }
-
-    fn current(&self) -> Option<CurrentSocket> {
-        match &*self.state.borrow() {
-            State::Up(current) => Some(current.clone()),
+            ConnectionState::Up(current) => Some(current.clone()),
             _ => None,
         }
     }
 
     /// Returns the clock of the server that requests go to now. `None` if there is no connection.
     pub(super) fn clock(&self) -> Option<Arc<ServerClock>> {
-        self.is_up().then(|| self.clock.lock().unwrap_or_else(PoisonError::into_inner).clone())
-    }
-
-    /// Starts a new clock, because after reconnecting the server may be another one.
-    fn forget_clock(&self) -> Arc<ServerClock> {
-        let clock = Arc::default();
-        *self.clock.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&clock);
-        clock
+        Some(self.current()?.clock.clone())
     }
 
     /// Waits for the first attempt to connect, and returns its result.
     pub(super) async fn connected(&self) -> Result<(), Error> {
         let mut state = self.state.subscribe();
-        let decided = state.wait_for(|state| !matches!(state, State::Connecting)).await;
+        let decided = state.wait_for(|state| !matches!(state, ConnectionState::Connecting)).await;
         match &*decided.map_err(|_| Error::Closed)? {
-            State::Down(error) => Err(error.clone()),
+            ConnectionState::Down(error) => Err(error.clone()),
             _ => Ok(()),
         }
     }
 
-    /// Waits until the connection is up. Fails only if the server refuses us in a way that no retry can fix.
-    async fn wait_until_up(&self) -> Result<CurrentSocket, Error> {
+    /// Waits until the connection is up, or the server refuses us in a way that no retry can fix.
+    async fn current_when_up(&self) -> Result<Arc<CurrentSocket>, Failure> {
         let mut state = self.state.subscribe();
-        loop {
-            match &*state.borrow_and_update() {
-                State::Up(current) => return Ok(current.clone()),
-                State::Down(error) if !error.is_transient() => return Err(error.clone()),
-                State::Down(_) | State::Connecting => {}
-            }
-            if state.changed().await.is_err() {
-                return Err(Error::Closed);
-            }
+        let decided = state.wait_for(|state| match state {
+            ConnectionState::Up(_) => true,
+            ConnectionState::Down(error) => !error.is_transient(),
+            ConnectionState::Connecting => false,
+        });
+        match decided.await.as_deref() {
+            Ok(ConnectionState::Up(current)) => Ok(current.clone()),
+            Ok(ConnectionState::Down(error)) => Err(Failure::Final(error.clone())),
+            _ => Err(Failure::Final(Error::Closed)),
         }
     }
 
     /// Closes the connection, because the server is no longer used.
     pub(super) fn leave(&self) {
         let what = format!("request to {}: the server is no longer a primary", self.address);
-        let left = State::Down(Error::unavailable(what, false, None));
-        if let State::Up(current) = self.state.send_replace(left) {
+        let left = ConnectionState::Down(Error::unavailable(what, false, None));
+        if let ConnectionState::Up(current) = self.state.send_replace(left) {
             current.socket.end(&RedisError::lost());
         }
     }
 
-    /// Marks the current connection as suspect.
+    /// Replaces the current socket, because the server may not answer over it.
     pub(super) fn suspect_current(&self) {
         if let Some(current) = self.current() {
-            self.suspect(current.number);
+            current.socket.suspect();
         }
-    }
-
-    /// Marks a connection as suspect. If it was already replaced, its successor is not affected.
-    fn suspect(&self, number: u64) {
-        self.suspected.send_if_modified(|last| {
-            let news = number > *last;
-            *last = number.max(*last);
-            news
-        });
     }
 
     /// Sends commands in one pipeline over the current connection, and returns the answer to each. Fails if there is no
@@ -215,10 +188,22 @@ impl Connection {
         &self,
         commands: &[RedisCommand],
     ) -> Result<Vec<CommandReply>, Error> {
-        match self.current() {
-            Some(current) => self.send_over(&current, commands).await,
-            None => Err(self.silence(false)),
-        }
+        let current = self.current().ok_or_else(|| self.silence(false))?;
+        self.send_over(&current, commands).await.map_err(|error| self.failed(&error))
+    }
+
+    /// Like [`request`](Self::request), but first waits until the connection is up, for at most `limit`.
+    pub(super) async fn request_when_up(
+        &self,
+        commands: &[RedisCommand],
+        limit: Duration,
+    ) -> Result<Vec<CommandReply>, Failure> {
+        let current = tokio::time::timeout(limit, self.current_when_up()).await;
+        let current = current.unwrap_or_else(|_| Err(Failure::Unsent(self.silence(false))))?;
+        self.send_over(&current, commands).await.map_err(|error| match error.violation() {
+            Some(_) => Failure::Final(self.failed(&error)),
+            None => Failure::Unknown(self.failed(&error)),
+        })
     }
 
     /// Like [`request`](Self::request), but first subscribes the connection to these channels. The server handles the
@@ -229,18 +214,19 @@ impl Connection {
         channels: impl Iterator<Item = &String>,
         commands: &[RedisCommand],
     ) -> Result<(Vec<CommandReply>, Vec<(String, ServerError)>), Error> {
-        let Some(current) = self.current() else { return Err(self.silence(false)) };
+        let current = self.current().ok_or_else(|| self.silence(false))?;
+        let failed = |error: RedisError| self.failed(&error);
         let new: Vec<_> = {
             let mut known = current.channels();
             channels.filter(|channel| known.insert((*channel).clone())).cloned().collect()
         };
         if new.is_empty() {
-            return Ok((self.send_over(&current, commands).await?, Vec::new()));
+            return Ok((self.send_over(&current, commands).await.map_err(failed)?, Vec::new()));
         }
         // One command per channel: channels of two slots in one command are an error.
         let subscribe = |channel| RedisCommand::new("SSUBSCRIBE").arg(channel);
         let all: Vec<_> = new.iter().map(subscribe).chain(commands.iter().cloned()).collect();
-        let mut subscribed = self.send_over(&current, &all).await?;
+        let mut subscribed = self.send_over(&current, &all).await.map_err(failed)?;
         let answers = subscribed.split_off(new.len());
         let refused = new.into_iter().zip(subscribed);
         let refused: Vec<_> =
@@ -251,60 +237,26 @@ impl Connection {
         Ok((answers, refused))
     }
 
-    /// Sends commands in one pipeline as soon as the connection is up. Returns the answer to each, or the first error.
-    pub(super) async fn send(&self, commands: Vec<RedisCommand>) -> Result<Vec<Value>, Error> {
-        self.send_each(commands).await?.into_iter().collect()
-    }
-
-    /// Sends read-only commands in one pipeline as soon as the connection is up, and returns the answer to each. If the
-    /// connection is lost meanwhile, they are sent again. Fails when the answer time-out has passed.
-    pub(super) async fn send_each(
-        &self,
-        commands: Vec<RedisCommand>,
-    ) -> Result<Vec<Result<Value, Error>>, Error> {
-        let ask = async {
-            loop {
-                let current = self.wait_until_up().await?;
-                match self.send_over(&current, &commands).await {
-                    // The server would answer the same commands in the same way.
-                    Err(error) if current.was_violated_by(&error) => return Err(error),
-                    Err(error) if error.is_transient() => {
-                        let mut state = self.state.subscribe();
-                        let replaced = |state: &State| !matches!(state, State::Up(other) if other.number == current.number);
-                        let _ = state.wait_for(replaced).await;
-                    }
-                    answers => return Ok(self.translated(answers?)),
-                }
-            }
-        };
-        let answers = tokio::time::timeout(self.settings.answer_timeout, ask).await;
-        answers.unwrap_or_else(|_| Err(self.silence_with_cause()))
-    }
-
     /// Sends commands and returns the answers. Scripts that the server does not have are sent again in full, which also
     /// loads them.
     async fn send_over(
         &self,
         current: &CurrentSocket,
         commands: &[RedisCommand],
-    ) -> Result<Vec<CommandReply>, Error> {
-        let mut answers = self.answers(current, commands).await?;
+    ) -> Result<Vec<CommandReply>, RedisError> {
+        let mut answers = received(current.socket.send(commands)).await?;
         let forgotten =
             |value: &Value| matches!(value, Value::Error(error) if error.code() == "NOSCRIPT");
         if answers.iter().any(forgotten) {
             let again = commands.iter().zip(&answers).filter(|(_, answer)| forgotten(answer));
             let again: Vec<_> = again.map(|(call, _)| self.scripts.in_full(call)).collect();
-            let mut anew = self.answers(current, &again).await?.into_iter();
+            let mut anew = received(current.socket.send(&again)).await?.into_iter();
             for answer in answers.iter_mut().filter(|answer| forgotten(answer)) {
                 *answer = anew.next().unwrap_or(Value::Nil);
             }
         }
         // An error inside an answer concerns only its own part of the request.
         Ok(answers.into_iter().map(Value::checked).collect())
-    }
-
-    fn translated(&self, answers: Vec<CommandReply>) -> Vec<Result<Value, Error>> {
-        answers.into_iter().map(|reply| reply.map_err(|error| self.translate(&error))).collect()
     }
 
     /// Maps an error that the server returned to a request.
@@ -316,20 +268,12 @@ impl Connection {
         translate_server(&format!("request to {}", self.address), error)
     }
 
-    /// Sends the commands at the first poll, and returns their answers.
-    async fn answers(
-        &self,
-        current: &CurrentSocket,
-        commands: &[RedisCommand],
-    ) -> Result<Vec<Value>, Error> {
-        // This error did not come from the server. So the outcome is unknown, and the connection may be half open.
-        received(current.socket.send(commands)).await.map_err(|error| {
-            self.suspect(current.number);
-            match translate(&format!("request to {}", self.address), &error) {
-                error if error.is_transient() => error,
-                error => Error::unavailable(error.to_string(), false, None),
-            }
-        })
+    /// Maps an error that did not come from the server, so that the outcome of the request is unknown.
+    fn failed(&self, error: &RedisError) -> Error {
+        match translate(&format!("request to {}", self.address), error) {
+            error if error.is_transient() => error,
+            error => Error::unavailable(error.to_string(), false, None),
+        }
     }
 
     fn silence(&self, timed_out: bool) -> Error {
@@ -337,10 +281,10 @@ impl Connection {
     }
 
     /// The error of a query that was not answered in time. Its source says why there is no connection.
-    fn silence_with_cause(&self) -> Error {
+    pub(super) fn silence_with_cause(&self) -> Error {
         let what = format!("request to {}", self.address);
         let cause = match &*self.state.borrow() {
-            State::Down(Error::Unavailable { source, .. }) => source.clone(),
+            ConnectionState::Down(Error::Unavailable { source, .. }) => source.clone(),
             _ => None,
         };
         Error::unavailable(what, true, cause)
@@ -348,9 +292,7 @@ impl Connection {
 
     /// Keeps the connection up for as long as the engine's thread runs.
     pub(super) async fn keep_up(self: Arc<Self>, client: ClientId, report: Report) {
-        let to = self.to;
         let mut before: Option<Identity> = None;
-        let mut number = 0;
         let mut delay = SHORTEST_DELAY;
         loop {
             let connecting = self.connect(client, before.as_ref());
@@ -362,39 +304,28 @@ impl Connection {
             match connected {
                 Ok(open) => {
                     let since = Instant::now();
-                    number += 1;
-                    let clock = self.forget_clock();
-                    let (socket, channels) = (open.socket.clone(), Arc::default());
-                    let current = CurrentSocket { socket, number, channels };
-                    self.state.send_replace(State::Up(current.clone()));
-                    let before = before.replace(open.identity.clone());
-                    let other =
-                        before.as_ref().is_some_and(|before| before.differs(&open.identity));
-                    let (again, stragglers) = (before.is_some(), open.stragglers);
-                    report(Event::Connected { to, again, other, stragglers });
-                    self.serve(client, open, (&current, &clock), &report).await;
-                    self.state.send_replace(State::Connecting);
-                    let violation = current.socket.violation();
+                    let socket = open.socket.clone();
+                    self.serve(client, open, &mut before, &report).await;
+                    self.state.send_replace(ConnectionState::Connecting);
+                    let violation = socket.violation();
                     let why = violation.as_deref().unwrap_or("connection lost");
                     let lost = format!("request to {}: {why}", self.address);
-                    report(Event::Disconnected(to, Error::unavailable(lost, false, None)));
+                    report(Event::Disconnected(self.to, Error::unavailable(lost, false, None)));
                     // A connection that is lost soon after it was made must not be replaced in a tight loop, nor one
                     // to a server that violates a limit.
                     if since.elapsed() > LONGEST_DELAY && violation.is_none() {
                         delay = SHORTEST_DELAY;
-                    } else {
-                        self.pause(delay).await;
-                        delay = (delay * 2).min(LONGEST_DELAY);
+                        continue;
                     }
                 }
                 Err(error) => {
                     event!(debug, %error, "the connection failed");
-                    self.state.send_replace(State::Down(error.clone()));
-                    report(Event::Disconnected(to, error));
-                    self.pause(delay).await;
-                    delay = (delay * 2).min(LONGEST_DELAY);
+                    self.state.send_replace(ConnectionState::Down(error.clone()));
+                    report(Event::Disconnected(self.to, error));
                 }
             }
+            self.pause(delay).await;
+            delay = (delay * 2).min(LONGEST_DELAY);
         }
     }
 
@@ -408,15 +339,21 @@ impl Connection {
         }
     }
 
-    /// Handles wake-ups until the connection is lost or suspect.
+    /// Uses a new socket, and handles its wake-ups until it is lost or suspect. `before` identifies the previous one.
     async fn serve(
         &self,
         client: ClientId,
         mut open: OpenSocket,
-        (current, clock): (&CurrentSocket, &ServerClock),
+        before: &mut Option<Identity>,
         report: &Report,
     ) {
-        let mut suspected = self.suspected.subscribe();
+        let (socket, clock) = (open.socket.clone(), Arc::default());
+        let current = Arc::new(CurrentSocket { socket, clock, channels: Mutex::default() });
+        self.state.send_replace(ConnectionState::Up(current.clone()));
+        let before = before.replace(open.identity.clone());
+        let other = before.as_ref().is_some_and(|before| before.differs(&open.identity));
+        let (again, stragglers) = (before.is_some(), open.stragglers);
+        report(Event::Connected { to: self.to, again, other, stragglers });
         let info = open.info.clone();
         let mut moved = pin!(moved_from(&info, open.announced.take()));
         let mut interval = tokio::time::interval(RECORD_CLIENT_EVERY);
@@ -426,7 +363,7 @@ impl Connection {
             tokio::select! {
                 push = open.wake_ups.recv() => match push {
                     Some(Push { kind: PushKind::Message, data }) => {
-                        if let Some(event) = read_wake_up(&data, clock) {
+                        if let Some(event) = read_wake_up(&data, &current.clock) {
                             report(event);
                         }
                     }
@@ -445,11 +382,6 @@ impl Connection {
                 // Another server is the primary now, whatever this one believes.
                 () = &mut moved => {
                     open.socket.end(&RedisError::lost());
-                    return;
-                }
-                // The server does not answer over this connection, so every request in flight fails now.
-                _ = suspected.wait_for(|suspect| *suspect >= current.number) => {
-                    open.socket.end(&io::ErrorKind::TimedOut.into());
                     return;
                 }
                 _ = interval.tick(), if writes_record => {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use super::url::{cluster, sentinel, server};
+use super::url;
 use crate::Error;
 
 /// The deployment that a URL names.
@@ -86,14 +86,7 @@ impl Deployment {
     /// # Errors
     /// [`Error::InvalidArgument`] if it is not a valid Redis URL.
     pub fn parse(url: &str) -> Result<Self, Error> {
-        let (scheme, rest) = url.split_once("://").unwrap_or_default();
-        match scheme {
-            "redis-sentinel" => Ok(Self::Sentinel(sentinel(false, rest)?)),
-            "rediss-sentinel" => Ok(Self::Sentinel(sentinel(true, rest)?)),
-            "redis-cluster" => Ok(Self::Cluster(cluster(false, rest)?)),
-            "rediss-cluster" => Ok(Self::Cluster(cluster(true, rest)?)),
-            _ => Ok(Self::Server(server(url)?)),
-        }
+        url::parse(url)
     }
 
     /// Returns the URL without secrets, for messages.

@@ -8,7 +8,8 @@
 //!
 //! Attributes are skipped: the value that they describe is returned.
 
-use super::errors::{RedisError, ServerError};
+use super::errors::RedisError::{self, NotResp, Violation};
+use super::errors::ServerError;
 use super::value::{Push, PushKind, Value};
 
 /// The largest reply, and the largest push. Each value counts as its bytes plus [`VALUE`], the memory that it takes
@@ -24,7 +25,8 @@ const LONGEST_LINE: usize = 64 << 10;
 /// The deepest nesting of arrays. Our scripts need three levels.
 const DEEPEST: usize = 32;
 
-/// Decodes one stream.
+/// Decodes one stream of replies and pushes.
+#[derive(Default)]
 pub(super) struct Decoder {
     /// The aggregates that are not complete, from the outermost to the innermost.
     open: Vec<Open>,
@@ -56,28 +58,7 @@ enum Element {
     Open(Open),
 }
 
-/// Why a stream cannot be decoded.
-enum Stop {
-    Malformed,
-    /// A limit was exceeded.
-    Exceeded(String),
-}
-
-impl From<Stop> for RedisError {
-    fn from(stop: Stop) -> Self {
-        match stop {
-            Stop::Malformed => Self::NotResp,
-            Stop::Exceeded(what) => Self::Violation(what),
-        }
-    }
-}
-
 impl Decoder {
-    /// A decoder of replies and pushes.
-    pub(super) fn new() -> Self {
-        Self { open: Vec::new(), size: 0, scanned: 0, body: None }
-    }
-
     /// Decodes `bytes`, which begin where the previous call stopped. Returns how many of them were decoded, and the
     /// next value with its size, if it is complete.
     pub(super) fn read(
@@ -88,7 +69,8 @@ impl Decoder {
         while let Some((element, length)) = self.element(&bytes[at..])? {
             at += length;
             (self.scanned, self.body) = (0, None);
-            self.grow(length + VALUE)?;
+            self.fits(length + VALUE)?;
+            self.size += length + VALUE;
             if let Some(value) = self.add(element)? {
                 return Ok((at, Some((value, std::mem::take(&mut self.size)))));
             }
@@ -97,13 +79,13 @@ impl Decoder {
     }
 
     /// Returns the first element and its length, or `None` if it is not complete.
-    fn element(&mut self, bytes: &[u8]) -> Result<Option<(Element, usize)>, Stop> {
+    fn element(&mut self, bytes: &[u8]) -> Result<Option<(Element, usize)>, RedisError> {
         if let Some(body) = self.body {
             return Self::string(bytes, body);
         }
         let Some(line) = self.line(bytes)? else { return Ok(None) };
         let header = line.len() + 2;
-        let (kind, rest) = line.split_first().ok_or(Stop::Malformed)?;
+        let (kind, rest) = line.split_first().ok_or(NotResp)?;
         let value = match kind {
             b':' => Value::Int(number(rest)?),
             b'$' | b'*' if number(rest)? == -1 => Value::Nil,
@@ -120,18 +102,16 @@ impl Decoder {
             b'+' | b'(' => Value::Text(rest.to_vec()),
             b'-' => Value::Error(ServerError::new(rest)),
             b'_' => Value::Nil,
-            b',' => Value::Double(text(rest)?.parse().map_err(|_| Stop::Malformed)?),
+            b',' => Value::Double(text(rest)?.parse().map_err(|_| NotResp)?),
             b'#' if matches!(rest, b"t" | b"f") => Value::Int(i64::from(rest == b"t")),
-            _ => return Err(Stop::Malformed),
+            _ => return Err(NotResp),
         };
         Ok(Some((Element::Value(value), header)))
     }
 
-    fn aggregate(&self, kind: u8, count: usize) -> Result<Open, Stop> {
+    fn aggregate(&self, kind: u8, count: usize) -> Result<Open, RedisError> {
         if self.open.len() >= DEEPEST {
-            return Err(Stop::Exceeded(format!(
-                "a reply has more than {DEEPEST} levels of arrays"
-            )));
+            return Err(Violation(format!("a reply has more than {DEEPEST} levels of arrays")));
         }
         let left = match kind {
             b'%' => count.saturating_mul(2),
@@ -145,7 +125,7 @@ impl Decoder {
     }
 
     /// Adds an element to the innermost aggregate. Returns the reply if it is complete.
-    fn add(&mut self, element: Element) -> Result<Option<Value>, Stop> {
+    fn add(&mut self, element: Element) -> Result<Option<Value>, RedisError> {
         let mut value = match element {
             Element::Value(value) => value,
             Element::Open(open) if open.left == 0 => open.close()?,
@@ -167,54 +147,48 @@ impl Decoder {
     }
 
     /// Returns the first line, without its end, or `None` if it is not complete.
-    fn line<'a>(&mut self, bytes: &'a [u8]) -> Result<Option<&'a [u8]>, Stop> {
+    fn line<'a>(&mut self, bytes: &'a [u8]) -> Result<Option<&'a [u8]>, RedisError> {
         let unscanned = &bytes[self.scanned..];
         let end = unscanned.iter().position(|byte| *byte == b'\r');
         self.scanned += end.unwrap_or(unscanned.len());
         if self.scanned > LONGEST_LINE {
             let limit = LONGEST_LINE >> 10;
-            return Err(Stop::Exceeded(format!("a line of a reply is longer than {limit} KiB")));
+            return Err(Violation(format!("a line of a reply is longer than {limit} KiB")));
         }
         match bytes[self.scanned..] {
             [] | [b'\r'] => Ok(None),
             [b'\r', b'\n', ..] => Ok(Some(&bytes[..self.scanned])),
-            _ => Err(Stop::Malformed),
+            _ => Err(NotResp),
         }
     }
 
     /// Returns the string at the start of `bytes`, or `None` if it is not complete.
-    fn string(bytes: &[u8], body: Body) -> Result<Option<(Element, usize)>, Stop> {
+    fn string(bytes: &[u8], body: Body) -> Result<Option<(Element, usize)>, RedisError> {
         let end = body.header + body.length;
         match bytes.get(end..).unwrap_or_default() {
             [] | [b'\r'] => return Ok(None),
             [b'\r', b'\n', ..] => {}
-            _ => return Err(Stop::Malformed),
+            _ => return Err(NotResp),
         }
         let text = &bytes[body.header..end];
         let value = match (bytes[0], text) {
             (b'!', line) => Value::Error(ServerError::new(line)),
             // The format of a verbatim string has three characters.
             (b'=', [_, _, _, b':', text @ ..]) => Value::Text(text.to_vec()),
-            (b'=', _) => return Err(Stop::Malformed),
+            (b'=', _) => return Err(NotResp),
             (_, text) => Value::Text(text.to_vec()),
         };
         Ok(Some((Element::Value(value), end + 2)))
     }
 
-    fn grow(&mut self, by: usize) -> Result<(), Stop> {
-        self.fits(by)?;
-        self.size += by;
-        Ok(())
-    }
-
     /// Fails if the current reply would be too large with this much more.
-    fn fits(&self, more: usize) -> Result<(), Stop> {
+    fn fits(&self, more: usize) -> Result<(), RedisError> {
         let is_push = self.open.first().is_some_and(|open| open.kind == b'>');
         let largest = if is_push { LARGEST_PUSH } else { LARGEST_REPLY };
         if self.size.saturating_add(more) <= largest {
             return Ok(());
         }
-        Err(Stop::Exceeded(match largest {
+        Err(Violation(match largest {
             LARGEST_PUSH => format!("a message is larger than {} KiB", LARGEST_PUSH >> 10),
             _ => format!("a reply is larger than {} MiB", LARGEST_REPLY >> 20),
         }))
@@ -222,12 +196,12 @@ impl Decoder {
 }
 
 impl Open {
-    fn close(self) -> Result<Value, Stop> {
+    fn close(self) -> Result<Value, RedisError> {
         let mut values = self.values;
         Ok(match self.kind {
-            b'>' => Value::Push(push(values).ok_or(Stop::Malformed)?),
+            b'>' => Value::Push(push(values).ok_or(NotResp)?),
             b'%' => Value::Map(pairs(values)),
-            b'|' => values.pop().ok_or(Stop::Malformed)?,
+            b'|' => values.pop().ok_or(NotResp)?,
             _ => Value::Array(values),
         })
     }
@@ -238,16 +212,16 @@ fn pairs(values: Vec<Value>) -> Vec<(Value, Value)> {
     std::iter::from_fn(|| values.next().zip(values.next())).collect()
 }
 
-fn text(line: &[u8]) -> Result<&str, Stop> {
-    std::str::from_utf8(line).map_err(|_| Stop::Malformed)
+fn text(line: &[u8]) -> Result<&str, RedisError> {
+    std::str::from_utf8(line).map_err(|_| NotResp)
 }
 
-fn number(line: &[u8]) -> Result<i64, Stop> {
-    text(line)?.parse().map_err(|_| Stop::Malformed)
+fn number(line: &[u8]) -> Result<i64, RedisError> {
+    text(line)?.parse().map_err(|_| NotResp)
 }
 
-fn length(line: &[u8]) -> Result<usize, Stop> {
-    usize::try_from(number(line)?).map_err(|_| Stop::Malformed)
+fn length(line: &[u8]) -> Result<usize, RedisError> {
+    usize::try_from(number(line)?).map_err(|_| NotResp)
 }
 
 /// Returns the push with these values, the first of which names its kind.

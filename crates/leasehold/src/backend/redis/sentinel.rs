@@ -11,16 +11,16 @@
 //! than the one that the client has connected by is ignored.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::RedisSettings;
 use super::command::RedisCommand;
-use super::connect::{Identity, OpenSocket};
+use super::connect::{AbortOnDrop, Identity, OpenSocket};
 use super::connection::Connection;
 use super::deployment::{SentinelSettings, ServerSettings};
 use super::errors::{RedisError, translate};
@@ -66,8 +66,8 @@ pub(super) struct Sentinels {
     named: SentinelSettings,
     /// All known sentinels. The one that answered last comes first.
     known: Mutex<Vec<ServerSettings>>,
-    /// Notified when `known` changes, and when this is dropped.
-    changed: Arc<Notify>,
+    /// Notified when `known` changes.
+    changed: Notify,
     /// The last primary that was announced.
     announced: watch::Sender<Option<Announcement>>,
     /// The number of the newest configuration, and when a sentinel last named it.
@@ -78,12 +78,12 @@ impl Sentinels {
     pub(super) fn new(settings: Arc<RedisSettings>, named: SentinelSettings) -> Arc<Self> {
         let (known, announced) = (Mutex::new(named.sentinels.clone()), watch::Sender::new(None));
         let newest = Mutex::new((0, Instant::now()));
-        Arc::new(Self { settings, named, known, changed: Arc::default(), announced, newest })
+        Arc::new(Self { settings, named, known, changed: Notify::new(), announced, newest })
     }
 
     /// Connects to the primary that the sentinels name.
     pub(super) async fn connect(
-        &self,
+        self: &Arc<Self>,
         connection: &Connection,
         client: ClientId,
         before: Option<&Identity>,
@@ -94,9 +94,9 @@ impl Sentinels {
         let limit = self.settings.connect_timeout / 2;
         let mut asked = JoinSet::new();
         for sentinel in self.known().iter().cloned() {
-            let (settings, service) = (self.settings.clone(), self.named.service.clone());
+            let this = self.clone();
             asked.spawn(async move {
-                let answer = ask(&settings, &sentinel, &service).await;
+                let answer = this.ask(&sentinel).await;
                 (sentinel, answer)
             });
         }
@@ -117,7 +117,6 @@ impl Sentinels {
             };
             match answer {
                 Some(Ok((sentinel, Ok(view)))) => {
-                    self.note(&view);
                     self.learn(&sentinel, &view.others);
                     if !newest.add(view) {
                         let what = sentinel.address();
@@ -156,39 +155,30 @@ impl Sentinels {
         let _ = self.announced.subscribe().changed().await;
     }
 
-    /// Listens to all known sentinels, until this is dropped.
-    pub(super) async fn listen(this: Weak<Self>) {
-        let mut listeners = JoinSet::new();
-        let mut listening: HashMap<Address, AbortHandle> = HashMap::new();
+    /// Listens to all known sentinels.
+    pub(super) async fn listen(self: Arc<Self>) {
+        let mut listeners: HashMap<Address, AbortOnDrop> = HashMap::new();
         loop {
-            let Some(sentinels) = this.upgrade() else { return };
-            let (known, changed) = (sentinels.known().clone(), sentinels.changed.clone());
-            drop(sentinels);
-            let addresses: HashSet<_> = known.iter().map(ServerSettings::host_and_port).collect();
-            listening.retain(|address, listener| {
-                let is_known = addresses.contains(address);
-                if !is_known {
-                    listener.abort();
-                }
-                is_known
+            let known = self.known().clone();
+            listeners.retain(|address, _| {
+                known.iter().any(|sentinel| sentinel.host_and_port() == *address)
             });
             for sentinel in known {
-                let listen = || listeners.spawn(Self::listen_to(this.clone(), sentinel.clone()));
-                listening.entry(sentinel.host_and_port()).or_insert_with(listen);
+                listeners
+                    .entry(sentinel.host_and_port())
+                    .or_insert_with(|| AbortOnDrop(tokio::spawn(self.clone().listen_to(sentinel))));
             }
-            changed.notified().await;
+            self.changed.notified().await;
         }
     }
 
     /// Listens to one sentinel, over one connection after the other.
-    async fn listen_to(this: Weak<Self>, sentinel: ServerSettings) {
+    async fn listen_to(self: Arc<Self>, sentinel: ServerSettings) {
+        let timeout = self.settings.connect_timeout;
         loop {
-            let Some(sentinels) = this.upgrade() else { return };
-            let timeout = sentinels.settings.connect_timeout;
-            let opened = tokio::time::timeout(timeout, sentinels.subscribe(&sentinel)).await;
-            drop(sentinels);
+            let opened = tokio::time::timeout(timeout, self.subscribe(&sentinel)).await;
             if let Ok(Some(mut socket)) = opened {
-                let following = Self::follow(&this, &sentinel, &mut socket);
+                let following = self.follow(&sentinel, &mut socket);
                 let _ = tokio::time::timeout(LISTEN_FOR, following).await;
             }
             tokio::time::sleep(LISTEN_AGAIN).await;
@@ -207,7 +197,34 @@ impl Sentinels {
 
     /// Asks a sentinel, and records how new its configuration is.
     async fn ask(&self, sentinel: &ServerSettings) -> Result<View, Error> {
-        let view = ask(&self.settings, sentinel, &self.named.service).await?;
+        let what = format!("request to the sentinel {}", sentinel.address());
+        let failed = |error: RedisError| {
+            let text = error.to_string();
+            if text.starts_with("ERR unknown command") && !text.contains("HELLO") {
+                let problem = "the server is not a sentinel: use redis:// for a single server";
+                return Error::Refused { what: format!("{what}: {problem}") };
+            }
+            if text.starts_with("ERR No such master") {
+                return unknown(&what, &self.named.service);
+            }
+            translate(&what, &error)
+        };
+        let socket = OpenSocket::open(&self.settings, sentinel).await.map_err(failed)?;
+        let questions = ["GET-MASTER-ADDR-BY-NAME", "SENTINELS", "MASTER"]
+            .map(|word| RedisCommand::new("SENTINEL").arg(word).arg(&self.named.service));
+        let mut answers = socket.ask(&questions).await.map_err(failed)?.into_iter();
+        let mut next = || answers.next().unwrap_or_default().checked();
+        let primary: Option<Address> = next()
+            .map_err(|error| failed(error.into()))?
+            .read()
+            .map_err(|error| Error::internal(format!("{what}: {error}")))?;
+        let primary = primary.ok_or_else(|| unknown(&what, &self.named.service))?;
+        let others = next().map(sentinels).unwrap_or_default();
+        // ACL rules may forbid this command; then the epoch is unknown.
+        let described: HashMap<String, String> =
+            next().ok().and_then(|answer| answer.read().ok()).unwrap_or_default();
+        let epoch = described.get("config-epoch").and_then(|epoch| epoch.parse().ok());
+        let view = View { primary, epoch, others };
         self.note(&view);
         Ok(view)
     }
@@ -227,27 +244,20 @@ impl Sentinels {
         if newest.1.elapsed() < REFUSE_OLDER_FOR { newest.0 } else { 0 }
     }
 
-    async fn follow(this: &Weak<Self>, sentinel: &ServerSettings, socket: &mut OpenSocket) {
+    async fn follow(&self, sentinel: &ServerSettings, socket: &mut OpenSocket) {
         while let Some(push) = socket.wake_ups.recv().await {
-            let Some(sentinels) = this.upgrade() else { return };
             if push.kind != PushKind::Message {
                 continue;
             }
-            let Some(primary) = switch(&push.data, &sentinels.named.service) else { continue };
-            event!(
-                debug,
-                host = primary.0,
-                port = primary.1,
-                "a sentinel announced another primary"
-            );
+            let Some((host, port)) = switch(&push.data, &self.named.service) else { continue };
+            event!(debug, host, port, "a sentinel announced another primary");
             // The message has no epoch. A sentinel that catches up announces switches of the past.
-            let timeout = sentinels.settings.connect_timeout;
-            let asked = tokio::time::timeout(timeout, sentinels.ask(sentinel)).await;
-            let announcement = match asked {
+            let asked = tokio::time::timeout(self.settings.connect_timeout, self.ask(sentinel));
+            let announcement = match asked.await {
                 Ok(Ok(View { primary, epoch, .. })) => Announcement { primary, epoch },
-                _ => Announcement { primary, epoch: None },
+                _ => Announcement { primary: (host, port), epoch: None },
             };
-            sentinels.announced.send_replace(Some(announcement));
+            self.announced.send_replace(Some(announcement));
         }
     }
 
@@ -273,12 +283,6 @@ impl Sentinels {
 
     fn known(&self) -> MutexGuard<'_, Vec<ServerSettings>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for Sentinels {
-    fn drop(&mut self) {
-        self.changed.notify_one();
     }
 }
 
@@ -330,42 +334,6 @@ pub(super) async fn moved_from(connected: &ServerSettings, announced: Option<Ann
         }
     }
     std::future::pending::<()>().await;
-}
-
-/// Asks one sentinel.
-async fn ask(
-    settings: &RedisSettings,
-    sentinel: &ServerSettings,
-    service: &str,
-) -> Result<View, Error> {
-    let what = format!("request to the sentinel {}", sentinel.address());
-    let failed = |error: RedisError| {
-        let text = error.to_string();
-        if text.starts_with("ERR unknown command") && !text.contains("HELLO") {
-            let problem = "the server is not a sentinel: use redis:// for a single server";
-            return Error::Refused { what: format!("{what}: {problem}") };
-        }
-        if text.starts_with("ERR No such master") {
-            return unknown(&what, service);
-        }
-        translate(&what, &error)
-    };
-    let socket = OpenSocket::open(settings, sentinel).await.map_err(failed)?;
-    let questions = ["GET-MASTER-ADDR-BY-NAME", "SENTINELS", "MASTER"]
-        .map(|word| RedisCommand::new("SENTINEL").arg(word).arg(service));
-    let mut answers = socket.ask(&questions).await.map_err(failed)?.into_iter();
-    let mut next = || answers.next().unwrap_or_default().checked();
-    let primary: Option<Address> = next()
-        .map_err(|error| failed(error.into()))?
-        .read()
-        .map_err(|error| Error::internal(format!("{what}: {error}")))?;
-    let primary = primary.ok_or_else(|| unknown(&what, service))?;
-    let others = next().map(sentinels).unwrap_or_default();
-    // ACL rules may forbid this command; then the epoch is unknown.
-    let described: HashMap<String, String> =
-        next().ok().and_then(|answer| answer.read().ok()).unwrap_or_default();
-    let epoch = described.get("config-epoch").and_then(|epoch| epoch.parse().ok());
-    Ok(View { primary, epoch, others })
 }
 
 fn unknown(what: &str, service: &str) -> Error {

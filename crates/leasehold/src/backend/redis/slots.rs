@@ -54,47 +54,30 @@ fn crc16(bytes: &[u8]) -> u16 {
 
 /// Returns the end of the names of wake-up channels of a slot: a hash tag that hashes to the slot.
 pub(super) fn channel_end(slot: Slot) -> String {
-    /// For each slot, the smallest number whose base-36 form hashes to it.
-    static NUMBERS: LazyLock<Vec<u32>> = LazyLock::new(|| {
-        const NONE: u32 = u32::MAX;
-        let mut numbers = vec![NONE; usize::from(SLOTS)];
-        let mut missing = numbers.len();
-        for number in 0..NONE {
-            let known = &mut numbers[usize::from(crc16(Base36::of(number).bytes()) % SLOTS)];
-            if *known == NONE {
-                *known = number;
+    /// For each slot, the smallest number whose base-36 form hashes to it, in that form.
+    static TAGS: LazyLock<Vec<String>> = LazyLock::new(|| {
+        let mut tags = vec![String::new(); usize::from(SLOTS)];
+        let mut missing = tags.len();
+        for tag in (0..).map(base36) {
+            let of_slot = &mut tags[usize::from(slot_of(&tag).0)];
+            if of_slot.is_empty() {
+                *of_slot = tag;
                 missing -= 1;
             }
             if missing == 0 {
                 break;
             }
         }
-        numbers
+        tags
     });
-    let tag = Base36::of(NUMBERS[usize::from(slot.0)]);
-    format!(":{{{}}}", String::from_utf8_lossy(tag.bytes()))
+    format!(":{{{}}}", TAGS[usize::from(slot.0)])
 }
 
-/// A number in base 36.
-struct Base36([u8; 7], usize);
-
-impl Base36 {
-    fn of(mut number: u32) -> Self {
-        const DIGITS: &[u8; 36] = b"0123456789abcdefghijklmnopqrstuvwxyz";
-        let (mut bytes, mut first) = ([0; 7], 7);
-        loop {
-            first -= 1;
-            bytes[first] = DIGITS[number as usize % 36];
-            number /= 36;
-            if number == 0 {
-                return Self(bytes, first);
-            }
-        }
-    }
-
-    fn bytes(&self) -> &[u8] {
-        &self.0[self.1..]
-    }
+fn base36(number: u32) -> String {
+    let shifted = |number: &u32| Some(number / 36).filter(|rest| *rest > 0);
+    let digits = std::iter::successors(Some(number), shifted);
+    let digits: Vec<_> = digits.filter_map(|rest| char::from_digit(rest % 36, 36)).collect();
+    digits.into_iter().rev().collect()
 }
 
 /// How the names below one prefix are written in keys.

@@ -20,7 +20,7 @@ use rustls::ClientConnection;
 use tokio::net::TcpStream;
 #[cfg(unix)]
 use tokio::net::UnixStream;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::Instant;
 
 use super::command::{RedisCommand, pack};
@@ -53,10 +53,12 @@ pub(super) enum Stream {
 
 pub(super) struct Socket {
     stream: Stream,
-    state: Mutex<State>,
+    state: Mutex<SocketState>,
+    /// Notified when a caller suspects that the server does not answer over this socket.
+    suspected: Notify,
 }
 
-struct State {
+struct SocketState {
     /// The TLS session, if there is one.
     session: Option<Box<ClientConnection>>,
     /// Bytes that the socket has not taken yet. Over TLS the session buffers them instead.
@@ -87,7 +89,7 @@ impl Socket {
             session.set_buffer_limit(None);
             Box::new(session)
         });
-        let state = State {
+        let state = SocketState {
             session,
             unsent: Vec::new(),
             unanswered: VecDeque::new(),
@@ -95,7 +97,7 @@ impl Socket {
             failed: None,
             ended: None,
         };
-        Self { stream, state: Mutex::new(state) }
+        Self { stream, state: Mutex::new(state), suspected: Notify::new() }
     }
 
     /// Writes commands. Never blocks.
@@ -131,15 +133,21 @@ impl Socket {
         replies
     }
 
-    /// Reads until the connection is lost, a request is not answered in time, or the server violates the protocol or a
-    /// limit. Wake-ups go to `wake_ups`.
+    /// Reads until the connection is lost or suspect, a request is not answered in time, or the server violates the
+    /// protocol or a limit. Wake-ups go to `wake_ups`.
     pub(super) async fn read(&self, answer_timeout: Duration, wake_ups: &mpsc::Sender<Push>) {
         let error = tokio::select! {
             biased;
             error = self.read_all(wake_ups) => error,
             () = self.silence(answer_timeout) => io::ErrorKind::TimedOut.into(),
+            () = self.suspected.notified() => io::ErrorKind::TimedOut.into(),
         };
         self.end(&error);
+    }
+
+    /// Makes the reading task end the socket as if a request was not answered in time.
+    pub(super) fn suspect(&self) {
+        self.suspected.notify_one();
     }
 
     /// Fails every unanswered request, now and in the future.
@@ -176,7 +184,7 @@ impl Socket {
     }
 
     async fn read_all(&self, wake_ups: &mpsc::Sender<Push>) -> RedisError {
-        let decoder = Decoder::new();
+        let decoder = Decoder::default();
         let mut received = Received { bytes: vec![0; BUFFER], start: 0, end: 0, decoder };
         let mut unyielded = 0;
         loop {
@@ -300,23 +308,23 @@ impl Socket {
             return try_decrypt(session, &self.stream, room);
         }
         drop(state);
-        self.stream.try_read(room)
+        (&self.stream).read(room)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, SocketState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl SocketState {
     /// Returns true if everything was written.
-    fn write(&mut self, stream: &Stream, mut bytes: &[u8]) -> io::Result<bool> {
+    fn write(&mut self, mut stream: &Stream, mut bytes: &[u8]) -> io::Result<bool> {
         if let Some(session) = &mut self.session {
             session.writer().write_all(bytes)?;
             return self.flush(stream);
         }
         if self.unsent.is_empty() {
-            match stream.try_write(bytes) {
+            match stream.write(bytes) {
                 Ok(count) => bytes = &bytes[count..],
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Err(error),
@@ -327,11 +335,11 @@ impl State {
     }
 
     /// Returns true if nothing is left to write.
-    fn flush(&mut self, stream: &Stream) -> io::Result<bool> {
+    fn flush(&mut self, mut stream: &Stream) -> io::Result<bool> {
         loop {
             let written = match &mut self.session {
-                Some(session) if session.wants_write() => session.write_tls(&mut &*stream),
-                None if !self.unsent.is_empty() => stream.try_write(&self.unsent),
+                Some(session) if session.wants_write() => session.write_tls(&mut stream),
+                None if !self.unsent.is_empty() => stream.write(&self.unsent),
                 _ => return Ok(true),
             };
             match written {
@@ -400,22 +408,6 @@ impl Received {
 }
 
 impl Stream {
-    fn try_read(&self, room: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Self::Tcp(stream) => stream.try_read(room),
-            #[cfg(unix)]
-            Self::Unix(stream) => stream.try_read(room),
-        }
-    }
-
-    fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
-        match self {
-            Self::Tcp(stream) => stream.try_write(bytes),
-            #[cfg(unix)]
-            Self::Unix(stream) => stream.try_write(bytes),
-        }
-    }
-
     fn poll_read_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self {
             Self::Tcp(stream) => stream.poll_read_ready(cx),
@@ -433,16 +425,24 @@ impl Stream {
     }
 }
 
-/// The TLS session requires these traits.
+/// Neither blocks.
 impl Read for &Stream {
     fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
-        self.try_read(room)
+        match self {
+            Stream::Tcp(stream) => stream.try_read(room),
+            #[cfg(unix)]
+            Stream::Unix(stream) => stream.try_read(room),
+        }
     }
 }
 
 impl Write for &Stream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.try_write(bytes)
+        match self {
+            Stream::Tcp(stream) => stream.try_write(bytes),
+            #[cfg(unix)]
+            Stream::Unix(stream) => stream.try_write(bytes),
+        }
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -394,18 +394,22 @@ pub(super) fn escaped(text: &str) -> String {
 pub(super) async fn scan(topology: &Topology, pattern: &str) -> Result<BTreeSet<String>, Error> {
     let mut found = BTreeSet::new();
     for connection in topology.primaries().await? {
-        found.append(&mut scan_one(&connection, pattern).await?);
+        found.append(&mut scan_one(topology, &connection, pattern).await?);
     }
     Ok(found)
 }
 
 /// Returns the keys that match on one server. Uses `SCAN`, so that the server can serve other clients meanwhile.
-async fn scan_one(connection: &Connection, pattern: &str) -> Result<BTreeSet<String>, Error> {
+async fn scan_one(
+    topology: &Topology,
+    server: &Connection,
+    pattern: &str,
+) -> Result<BTreeSet<String>, Error> {
     let (mut found, mut cursor) = (BTreeSet::new(), 0_u64);
     loop {
         let scan = RedisCommand::new("SCAN").arg_fmt(cursor);
         let scan = scan.args(["MATCH", pattern, "COUNT", "1000"]);
-        let answer = connection.send(vec![scan]).await?.pop().unwrap_or(Value::Nil);
+        let answer = topology.ask_at(server, scan).await?;
         let (next, keys): (u64, Vec<Vec<u8>>) = read(answer)?;
         for key in keys {
             match String::from_utf8(key) {

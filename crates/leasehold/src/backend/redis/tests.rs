@@ -13,7 +13,6 @@ use redis::{Connection, Value};
 use testkit::redis_cluster::RedisCluster;
 use testkit::redis_server::RedisServer;
 
-use super::by_crate::{query, query_array};
 use super::scripts::{Keys, Scripts, decode};
 use crate::clock::{Span, Time};
 use crate::machine::tests::{declared, share, steer};
@@ -23,6 +22,10 @@ use crate::machine::{
 };
 use crate::name::Name;
 use crate::{AcquisitionId, ClientId};
+
+pub(super) mod by_crate;
+
+use by_crate::{query, query_array};
 
 const CLIENTS: usize = 3;
 /// The hash tag puts it into the slot of the name.

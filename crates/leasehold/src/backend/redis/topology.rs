@@ -9,9 +9,9 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::cluster::{Cluster, Redirect};
+use super::cluster::{Cluster, redirect};
 use super::command::RedisCommand;
-use super::connection::{CommandReply, Connection, Target};
+use super::connection::{CommandReply, Connection, Failure, Target};
 use super::errors::ServerError;
 use super::scripts::Scripts;
 use super::sentinel::Sentinels;
@@ -30,21 +30,25 @@ const AT_MOST: Duration = Duration::from_secs(1);
 
 /// The delay before a query that no server could answer is repeated: a twentieth of the time since it began, within
 /// these limits.
-const ASK_AGAIN: Duration = Duration::from_millis(20);
-const ASK_AGAIN_AT_LATEST: Duration = Duration::from_millis(200);
-
-/// Waits before a query that began at this moment is repeated.
-async fn pause(began: Instant) {
-    let delay = (began.elapsed() / 20).clamp(ASK_AGAIN, ASK_AGAIN_AT_LATEST);
-    tokio::time::sleep(delay).await;
-}
+const REPEAT_AFTER: Duration = Duration::from_millis(20);
+const REPEAT_AFTER_AT_MOST: Duration = Duration::from_millis(200);
 
 #[derive(Clone)]
 pub(super) enum Topology {
     /// One server, with its sentinels if it has any.
     One(Arc<Connection>, Option<Arc<Sentinels>>),
-    Cluster(Arc<Cluster>, Arc<RedisSettings>),
+    Cluster(Arc<Cluster>),
 }
+
+/// Whether commands are sent again if their outcome is unknown. Those that were not applied are always sent again.
+#[derive(Clone, Copy, PartialEq)]
+enum Repeat {
+    Unknown,
+    Unapplied,
+}
+
+/// The answer to one command, and the server that it came from.
+type ServerAnswer = (Result<Value, Error>, Arc<Connection>);
 
 /// The fate of a command that a server did not apply.
 #[derive(Debug)]
@@ -56,7 +60,7 @@ pub(super) enum Unapplied {
     /// The slot is being moved. The command can be applied when the move is complete.
     NotNow(Error),
     /// The cluster is down.
-    BoxFuture(Error),
+    Down(Error),
 }
 
 impl Topology {
@@ -70,10 +74,9 @@ impl Topology {
                 let sentinels = Sentinels::new(settings.clone(), sentinels.clone());
                 Self::One(one(Target::Primary(sentinels.clone())), Some(sentinels))
             }
-            Deployment::Cluster(seeds) => Self::Cluster(
-                Cluster::new(settings.clone(), scripts, seeds.clone()),
-                settings.clone(),
-            ),
+            Deployment::Cluster(seeds) => {
+                Self::Cluster(Cluster::new(settings.clone(), scripts, seeds.clone()))
+            }
         }
     }
 
@@ -83,17 +86,25 @@ impl Topology {
             Self::One(connection, sentinels) => {
                 tokio::spawn(connection.clone().keep_up(client, report));
                 if let Some(sentinels) = sentinels {
-                    tokio::spawn(Sentinels::listen(Arc::downgrade(sentinels)));
+                    tokio::spawn(sentinels.clone().listen());
                 }
             }
-            Self::Cluster(cluster, _) => cluster.start(client, report),
+            Self::Cluster(cluster) => cluster.start(client, report),
+        }
+    }
+
+    /// Waits for the first attempt to connect, and returns its result.
+    pub(super) async fn connected(&self) -> Result<(), Error> {
+        match self {
+            Self::One(connection, _) => connection.connected().await,
+            Self::Cluster(cluster) => cluster.connected().await,
         }
     }
 
     pub(super) fn settings(&self) -> &RedisSettings {
         match self {
             Self::One(connection, _) => &connection.settings,
-            Self::Cluster(_, settings) => settings,
+            Self::Cluster(cluster) => &cluster.settings,
         }
     }
 
@@ -108,14 +119,14 @@ impl Topology {
     pub(super) fn destination(&self, slot: Slot) -> Destination {
         match self {
             Self::One(..) => Destination::ONLY,
-            Self::Cluster(cluster, _) => cluster.destination(slot),
+            Self::Cluster(cluster) => cluster.destination(slot),
         }
     }
 
     pub(super) fn connection(&self, to: Destination) -> Option<Arc<Connection>> {
         match self {
             Self::One(connection, _) => Some(connection.clone()),
-            Self::Cluster(cluster, _) => cluster.connection(to),
+            Self::Cluster(cluster) => cluster.connection(to),
         }
     }
 
@@ -124,7 +135,7 @@ impl Topology {
     pub(super) async fn primaries(&self) -> Result<Vec<Arc<Connection>>, Error> {
         let cluster = match self {
             Self::One(connection, _) => return Ok(vec![connection.clone()]),
-            Self::Cluster(cluster, _) => cluster,
+            Self::Cluster(cluster) => cluster,
         };
         let known = async {
             loop {
@@ -132,18 +143,26 @@ impl Topology {
                 if !primaries.is_empty() {
                     return primaries;
                 }
-                tokio::time::sleep(ASK_AGAIN).await;
+                tokio::time::sleep(REPEAT_AFTER).await;
             }
         };
-        match tokio::time::timeout(cluster.answer_timeout(), known).await {
-            Ok(primaries) => Ok(primaries),
+        match self.in_time(known).await {
+            Some(primaries) => Ok(primaries),
             // Return the reason, if it is known.
-            Err(_) => Err(cluster.connected().await.err().unwrap_or_else(|| self.silence())),
+            None => Err(cluster.connected().await.err().unwrap_or_else(|| self.silence())),
         }
     }
 
+    /// Returns the result of a query, or `None` when the answer time-out has passed.
+    async fn in_time<T>(&self, query: impl Future<Output = T>) -> Option<T> {
+        tokio::time::timeout(self.settings().answer_timeout, query).await.ok()
+    }
+
     fn silence(&self) -> Error {
-        Error::unavailable(format!("request to {}", self.settings().address), true, None)
+        match self {
+            Self::One(connection, _) => connection.silence_with_cause(),
+            Self::Cluster(cluster) => cluster.silence(),
+        }
     }
 
     /// Returns the answer to each query, or the first error.
@@ -162,10 +181,20 @@ impl Topology {
         home: Slot,
         questions: Vec<RedisCommand>,
     ) -> Result<Vec<Result<Value, Error>>, Error> {
-        match self {
-            Self::One(connection, _) => connection.send_each(questions).await,
-            Self::Cluster(cluster, _) => ask(cluster, home, questions).await,
-        }
+        let slot = |question: &_| key_of(question).map_or(home, |key| self.slot(key));
+        let to = |question: &_| self.destination(slot(question));
+        let answers = self.send(&questions, to, Repeat::Unknown).await?;
+        Ok(answers.into_iter().map(|(answer, _)| answer).collect())
+    }
+
+    /// Like [`ask`](Self::ask), for one query to this server.
+    pub(super) async fn ask_at(
+        &self,
+        server: &Connection,
+        question: RedisCommand,
+    ) -> Result<Value, Error> {
+        let answers = self.send(&[question], |_| server.to(), Repeat::Unknown).await?;
+        answers.into_iter().next().map_or(Ok(Value::Nil), |(answer, _)| answer)
     }
 
     /// Calls a script on the server of this slot. The call is sent again only if it was not applied.
@@ -174,39 +203,85 @@ impl Topology {
         slot: Slot,
         call: RedisCommand,
     ) -> Result<(Value, Arc<Connection>), Error> {
-        let began = Instant::now();
-        let calling = async {
+        let answers = self.send(&[call], |_| self.destination(slot), Repeat::Unapplied).await?;
+        let (answer, server) = answers.into_iter().next().ok_or_else(|| self.silence())?;
+        Ok((answer?, server))
+    }
+
+    /// Sends commands to their destinations until each of them is answered, or the answer time-out has passed. Fails if
+    /// a server refuses us in a way that no retry can fix.
+    async fn send(
+        &self,
+        commands: &[RedisCommand],
+        destination: impl Fn(&RedisCommand) -> Destination,
+        repeat: Repeat,
+    ) -> Result<Vec<ServerAnswer>, Error> {
+        let mut answers: Vec<Option<ServerAnswer>> = commands.iter().map(|_| None).collect();
+        let (mut problem, began) = (None, Instant::now());
+        let sending = async {
             loop {
-                let connection = self.connection(self.destination(slot));
-                if let Some(refusal) =
-                    connection.as_ref().and_then(|connection| connection.refusal())
-                {
-                    return Err(refusal);
+                let mut groups: BTreeMap<Destination, Vec<usize>> = BTreeMap::new();
+                for (at, _) in answers.iter().enumerate().filter(|(_, answer)| answer.is_none()) {
+                    groups.entry(destination(&commands[at])).or_default().push(at);
                 }
-                let Some(connection) = connection.filter(|connection| connection.is_up()) else {
-                    pause(began).await;
-                    continue;
-                };
-                let (calls, sent) = (std::slice::from_ref(&call), Moment::now());
-                let mut replies = connection.request(calls).await?;
-                let unapplied =
-                    self.unapplied(&replies, &connection, calls, sent).await.pop().flatten();
-                match unapplied {
-                    None => {
-                        let reply = replies.pop().unwrap_or(Ok(Value::Nil));
-                        return Ok((
-                            reply.map_err(|error| connection.translate(&error))?,
-                            connection,
-                        ));
+                if groups.is_empty() {
+                    return Ok(());
+                }
+                let delay = (began.elapsed() / 20).clamp(REPEAT_AFTER, REPEAT_AFTER_AT_MOST);
+                let (mut requests, mut again_at_once) = (JoinSet::new(), true);
+                for (to, group) in groups {
+                    let Some(connection) = self.connection(to) else {
+                        again_at_once = false;
+                        continue;
+                    };
+                    let commands: Vec<_> = group.iter().map(|at| commands[*at].clone()).collect();
+                    requests.spawn(async move {
+                        let sent = Moment::now();
+                        let replies = connection.request_when_up(&commands, delay).await;
+                        (connection, group, commands, replies, sent)
+                    });
+                }
+                while let Some(done) = requests.join_next().await {
+                    let Ok((connection, group, commands, replies, sent)) = done else { continue };
+                    let replies = match replies {
+                        Ok(replies) => replies,
+                        // It has already waited for the connection.
+                        Err(Failure::Unsent(error)) => {
+                            problem = Some(error);
+                            continue;
+                        }
+                        Err(Failure::Unknown(error)) if repeat == Repeat::Unknown => {
+                            (problem, again_at_once) = (Some(error), false);
+                            continue;
+                        }
+                        Err(Failure::Unknown(error) | Failure::Final(error)) => return Err(error),
+                    };
+                    let unapplied = self.unapplied(&replies, &connection, &commands, sent).await;
+                    let mut unapplied = unapplied.into_iter();
+                    for (at, reply) in group.into_iter().zip(replies) {
+                        let answer = match unapplied.next().flatten() {
+                            None => reply.map_err(|error| connection.translate(&error)),
+                            Some(Unapplied::There(answer)) => answer,
+                            Some(Unapplied::Elsewhere) => continue,
+                            Some(Unapplied::NotNow(error) | Unapplied::Down(error)) => {
+                                (problem, again_at_once) = (Some(error), false);
+                                continue;
+                            }
+                        };
+                        answers[at] = Some((answer, connection.clone()));
                     }
-                    Some(Unapplied::There(answer)) => return Ok((answer?, connection)),
-                    Some(Unapplied::Elsewhere) => {}
-                    Some(Unapplied::NotNow(_) | Unapplied::BoxFuture(_)) => pause(began).await,
+                }
+                if !again_at_once {
+                    tokio::time::sleep(delay).await;
                 }
             }
         };
-        let called = tokio::time::timeout(self.settings().answer_timeout, calling).await;
-        called.unwrap_or_else(|_| Err(self.silence()))
+        match (self.in_time(sending).await, self) {
+            (Some(sent), _) => sent?,
+            (None, Self::One(..)) => return Err(self.silence()),
+            (None, Self::Cluster(_)) => return Err(problem.unwrap_or_else(|| self.silence())),
+        }
+        Ok(answers.into_iter().flatten().collect())
     }
 
     /// Returns the fate of each command that the server did not apply because it does not serve the slot, or not at
@@ -220,7 +295,7 @@ impl Topology {
     ) -> Vec<Option<Unapplied>> {
         match self {
             Self::One(..) => Vec::new(),
-            Self::Cluster(cluster, _) => unapplied(cluster, replies, from, commands, sent).await,
+            Self::Cluster(cluster) => unapplied(cluster, replies, from, commands, sent).await,
         }
     }
 }
@@ -241,69 +316,59 @@ async fn unapplied(
     // All redirected commands are sent before the first answer is awaited.
     let fates = replies.iter().zip(commands).map(|(reply, command)| {
         let error = reply.as_ref().err()?;
-        Some((fate(cluster, error, from, command, limit)?, error))
+        Some(fate(cluster, error, from, command, limit))
     });
-    let mut all = Vec::new();
+    let mut all = Vec::with_capacity(replies.len());
     for fate in fates.collect::<Vec<_>>() {
-        let unapplied = match fate {
+        all.push(match fate {
+            Some(fate) => fate.await,
             None => None,
-            Some((Fate::ReleaseHint(unapplied), _)) => Some(unapplied),
-            Some((Fate::Asked(there, answer), error)) => match answer.await {
-                Ok(Err(error)) if is_being_moved(&error) => {
-                    Some(Unapplied::NotNow(from.translate(&error)))
-                }
-                Ok(reply) => {
-                    let answer = reply.map_err(|error| there.translate(&error));
-                    Some(Unapplied::There(answer))
-                }
-                // The outcome is unknown, so the command is sent again.
-                Err(_) => Some(Unapplied::NotNow(from.translate(error))),
-            },
-        };
-        all.push(unapplied);
+        });
     }
     all
 }
 
-enum Fate {
-    ReleaseHint(Unapplied),
-    /// The command was sent to the server that its slot is being moved to.
-    Asked(Arc<Connection>, oneshot::Receiver<CommandReply>),
-}
-
-fn fate(
+/// Returns the fate of a command that was answered with this error. If its slot is being moved to another server, the
+/// command is sent there before this returns.
+fn fate<'a>(
     cluster: &Cluster,
     error: &ServerError,
-    from: &Connection,
+    from: &'a Connection,
     command: &RedisCommand,
     limit: Duration,
-) -> Option<Fate> {
-    let not_now = || Unapplied::NotNow(from.translate(error));
-    let fate = match Redirect::of(error, from) {
-        Some(Redirect::Moved(slot, address)) if cluster.moved(slot, &address, from.to()) => {
-            Unapplied::Elsewhere
+) -> impl Future<Output = Option<Unapplied>> + use<'a> {
+    let not_now = |error: &ServerError| Some(Unapplied::NotNow(from.translate(error)));
+    let mut there = None;
+    let here = match (error.code(), redirect(error, from)) {
+        ("MOVED", Some((slot, address))) if cluster.moved(slot, &address, from.to()) => {
+            Some(Unapplied::Elsewhere)
         }
-        Some(Redirect::Moved(..)) => not_now(),
-        Some(Redirect::Ask(_, address)) => {
-            match cluster
-                .connection_to(&address)
-                .filter(|connection| connection.is_up() && !connection.is_late())
-            {
-                Some(connection) => {
-                    let answer = ask_there(cluster, connection.clone(), command, limit);
-                    return Some(Fate::Asked(connection, answer));
-                }
-                None => not_now(),
-            }
+        ("ASK", Some((_, address))) => {
+            let server = cluster.connection_to(&address);
+            let server = server.filter(|server| server.is_up() && !server.is_late());
+            there =
+                server.map(|server| (server.clone(), ask_there(cluster, server, command, limit)));
+            not_now(error)
         }
-        None if is_being_moved(error) => not_now(),
-        None if error.code() == "CLUSTERDOWN" => {
+        _ if is_being_moved(error) => not_now(error),
+        ("CLUSTERDOWN", _) => {
             cluster.doubt();
-            Unapplied::BoxFuture(from.translate(error))
+            Some(Unapplied::Down(from.translate(error)))
         }
-        None => return None,
+        _ => None,
     };
-    Some(Fate::ReleaseHint(fate))
+    async move {
+        let Some((server, answer)) = there else { return here };
+        match answer.await {
+            Ok(Err(error)) if is_being_moved(&error) => not_now(&error),
+            Ok(reply) => {
+                let answer = reply.map_err(|error| server.translate(&error));
+                Some(Unapplied::There(answer))
+            }
+            // The outcome is unknown, so the command is sent again.
+            Err(_) => here,
+        }
+    }
 }
 
 /// Sends a command to the server that its slot is being moved to. If that server does not answer within `limit`, no
@@ -345,68 +410,7 @@ pub(super) async fn ask(
     home: Slot,
     questions: Vec<RedisCommand>,
 ) -> Result<Vec<Result<Value, Error>>, Error> {
-    let mut answers: Vec<Option<Result<Value, Error>>> = questions.iter().map(|_| None).collect();
-    let (mut problem, began) = (None, Instant::now());
-    let asking = async {
-        while answers.iter().any(Option::is_none) {
-            let open = answers.iter().enumerate().filter(|(_, answer)| answer.is_none());
-            let mut groups: BTreeMap<Destination, Vec<usize>> = BTreeMap::new();
-            for (at, _) in open {
-                let to = cluster.destination(key_of(&questions[at]).map_or(home, slot_of));
-                groups.entry(to).or_default().push(at);
-            }
-            let (mut asked, mut again_at_once) = (JoinSet::new(), true);
-            for (to, group) in groups {
-                let Some(connection) = cluster.connection(to) else {
-                    again_at_once = false;
-                    continue;
-                };
-                let commands: Vec<_> = group.iter().map(|at| questions[*at].clone()).collect();
-                asked.spawn(async move {
-                    let sent = Moment::now();
-                    let replies = connection.request(&commands).await;
-                    (connection, group, commands, replies, sent)
-                });
-            }
-            while let Some(done) = asked.join_next().await {
-                let Ok((connection, group, commands, replies, sent)) = done else { continue };
-                let replies = match replies {
-                    Ok(replies) => replies,
-                    Err(error) => {
-                        (problem, again_at_once) = (Some(error), false);
-                        continue;
-                    }
-                };
-                let unapplied = unapplied(cluster, &replies, &connection, &commands, sent).await;
-                let mut unapplied = unapplied.into_iter();
-                for (at, reply) in group.into_iter().zip(replies) {
-                    let answer = match unapplied.next().flatten() {
-                        None => reply.map_err(|error| connection.translate(&error)),
-                        Some(Unapplied::There(answer)) => answer,
-                        Some(Unapplied::Elsewhere) => continue,
-                        Some(Unapplied::NotNow(error) | Unapplied::BoxFuture(error)) => {
-                            (problem, again_at_once) = (Some(error), false);
-                            continue;
-                        }
-                    };
-                    answers[at] = Some(answer);
-                }
-            }
-            if answers.iter().any(Option::is_none) && !again_at_once {
-                pause(began).await;
-            } else {
-                tokio::task::yield_now().await;
-            }
-        }
-    };
-    let limit = cluster.answer_timeout();
-    let in_time = tokio::time::timeout(limit, asking).await.is_ok();
-    if !in_time {
-        let silence =
-            || Error::unavailable(format!("request to {}", cluster.address()), true, None);
-        return Err(problem.unwrap_or_else(silence));
-    }
-    Ok(answers.into_iter().flatten().collect())
+    Topology::Cluster(cluster.clone()).ask_each(home, questions).await
 }
 
 /// Returns the first argument of a command.

@@ -3,99 +3,153 @@
 //! Everything in a URL must be known: a typing error must not lead to another database without notice. No error repeats
 //! a part of the URL that may belong to a password.
 
+use std::borrow::Cow;
 use std::net::Ipv6Addr;
 
 use percent_encoding::percent_decode_str;
 
-use super::deployment::{Endpoint, SentinelSettings, ServerSettings};
+use super::deployment::{Deployment, Endpoint, SentinelSettings, ServerSettings};
 use crate::Error;
 
-const CLUSTER: &str = "redis-cluster";
-const SENTINEL: &str = "redis-sentinel";
+const SERVER: &str =
+    "redis://[user[:password]@]host[:port][/database], rediss://… for TLS, or unix:///path";
+const CLUSTER: &str = "redis-cluster://[user[:password]@]host[:port][,host[:port]…]";
+const SENTINEL: &str = "redis-sentinel://[user[:password]@]host[:port][,host[:port]…]/name of the primary[/database], \
+                        with the parameters sentinel_user, sentinel_password and sentinel_tls (yes or no), if the \
+                        sentinels need them";
+
+/// What is wrong with a URL.
+type Problem = Cow<'static, str>;
+
+const DOES_NOT_PARSE: Problem = Cow::Borrowed("it does not parse");
+const LATE_AT: Problem = Cow::Borrowed(
+    "there is an @ after the hosts; in a password, write %2F for /, %3F for ? and %23 for #",
+);
+
+/// Parses the URL of a deployment.
+pub(super) fn parse(url: &str) -> Result<Deployment, Error> {
+    let (scheme, rest) = url.split_once("://").unwrap_or_default();
+    let (parsed, expected) = match scheme {
+        "redis-sentinel" => (sentinel(false, rest).map(Deployment::Sentinel), SENTINEL),
+        "rediss-sentinel" => (sentinel(true, rest).map(Deployment::Sentinel), SENTINEL),
+        "redis-cluster" => (cluster(false, rest).map(Deployment::Cluster), CLUSTER),
+        "rediss-cluster" => (cluster(true, rest).map(Deployment::Cluster), CLUSTER),
+        _ => (server(url).map(Deployment::Server), SERVER),
+    };
+    parsed.map_err(|problem| Error::invalid("url", format!("{problem}: expected {expected}")))
+}
 
 /// Parses the URL of one server.
-pub(super) fn server(url: &str) -> Result<ServerSettings, Error> {
-    const EXPECTED: &str = "expected redis://[user[:password]@]host[:port][/database], rediss://… for TLS, or unix:///path";
-    let invalid = |problem: &str| Error::invalid("url", format!("{problem}: {EXPECTED}"));
-    let Some((scheme, rest)) = url.split_once("://") else {
-        return Err(invalid("// is missing before the host"));
-    };
-    let parts = Parts::of(rest, 6379);
+fn server(url: &str) -> Result<ServerSettings, Problem> {
+    let (scheme, rest) = url.split_once("://").ok_or("// is missing before the host")?;
+    let parts = Parts::of(rest, "6379");
     let (is_socket, tls) = match scheme {
         "redis" | "valkey" => (false, false),
         "rediss" | "valkeys" => (false, true),
         "unix" | "redis+unix" | "valkey+unix" => (true, false),
-        _ => return Err(invalid(DOES_NOT_PARSE)),
+        _ => return Err(DOES_NOT_PARSE),
     };
-    let problem = if is_socket {
-        parts.parameter_problem(&["db", "user", "pass", "protocol"])
+    if is_socket {
+        parts.check_parameters(&["db", "user", "pass", "protocol"])?;
     } else {
-        parts.problem(&["db", "protocol"]).or_else(|| parts.host_problem())
-    };
-    if let Some(problem) = problem {
-        return Err(invalid(&problem));
+        parts.check(&["db", "protocol"])?;
+        parts.check_hosts()?;
     }
-    match parts.fragment {
-        None => {}
-        Some("insecure") if tls => {
-            return Err(invalid("certificates must be verified: remove #insecure"));
-        }
-        Some(_) => return Err(invalid("it must not contain #")),
+    if tls && parts.fragment == Some("insecure") {
+        return Err("certificates must be verified: remove #insecure".into());
     }
+    parts.check_fragment()?;
     if parts.hosts.len() > 1 {
         let problem = "it has several hosts; a single server has one";
-        return Err(invalid(&format!("{problem}; use {CLUSTER}:// or {SENTINEL}://")));
+        return Err(format!("{problem}; use redis-cluster:// or redis-sentinel://").into());
     }
     let in_path = Some(parts.path).filter(|path| !is_socket && !path.is_empty());
     let database = match (in_path, parts.parameter("db")) {
         (Some(path), Some(parameter)) if path != parameter => {
-            return Err(invalid("the path and the parameter db select different databases"));
+            return Err("the path and the parameter db select different databases".into());
         }
-        (path, parameter) => path.or(parameter).map_or(Ok(0), database),
+        (path, parameter) => path.or(parameter).map_or(Ok(0), database)?,
     };
-    let database = database.map_err(|problem| invalid(&problem))?;
     // Other programs may choose the version of the protocol in the same URL. We need version 3.
     let known = [None, Some("2"), Some("3"), Some("resp2"), Some("resp3")];
-    let settings = match &parts.hosts[..] {
-        _ if !known.contains(&parts.parameter("protocol")) => None,
+    match &parts.hosts[..] {
+        _ if !known.contains(&parts.parameter("protocol")) => Err(DOES_NOT_PARSE),
         _ if is_socket => parts.socket(database),
-        [host, ..] => parts.server(host, tls, database),
-        [] => None,
-    };
-    settings.ok_or_else(|| invalid(DOES_NOT_PARSE))
+        [host, ..] => parts.server(*host, tls, database),
+        [] => Err(DOES_NOT_PARSE),
+    }
 }
 
-const DOES_NOT_PARSE: &str = "it does not parse";
+fn database(text: &str) -> Result<u64, Problem> {
+    // It is not repeated: it may be part of a password that contains a slash.
+    let database: i64 = text.parse().map_err(|_| "the database is not a number")?;
+    let negative = |_| format!("there is no database {database}; the first is 0").into();
+    u64::try_from(database).map_err(negative)
+}
 
-fn database(text: &str) -> Result<u64, String> {
-    match text.parse::<i64>() {
-        Ok(database) => u64::try_from(database)
-            .map_err(|_| format!("there is no database {database}; the first is 0")),
-        // It is not repeated: it may be part of a password that contains a slash.
-        Err(_) => Err("the database is not a number".to_owned()),
+/// Parses what follows `redis-cluster://`.
+fn cluster(tls: bool, rest: &str) -> Result<Vec<ServerSettings>, Problem> {
+    let parts = Parts::of(rest, "6379");
+    parts.check(&[])?;
+    parts.check_fragment()?;
+    if !matches!(parts.path, "" | "0") {
+        return Err("it selects a database; a cluster has only database 0".into());
     }
+    parts.check_hosts()?;
+    parts.hosts.iter().map(|host| parts.server(*host, tls, 0)).collect()
+}
+
+/// Parses what follows `redis-sentinel://`.
+fn sentinel(tls: bool, rest: &str) -> Result<SentinelSettings, Problem> {
+    let parts = Parts::of(rest, "26379");
+    parts.check(&["sentinel_user", "sentinel_password", "sentinel_tls"])?;
+    parts.check_fragment()?;
+    let (service, database) = parts.path.split_once('/').unwrap_or((parts.path, "0"));
+    if service.is_empty() {
+        return Err("the name of the primary is missing".into());
+    }
+    let database: u32 = database.parse().map_err(|_| "the database is not a number")?;
+    parts.check_hosts()?;
+    let sentinel_tls = match parts.parameter("sentinel_tls") {
+        None => tls,
+        Some("yes") => true,
+        Some("no") => false,
+        Some(other) => {
+            return Err(format!("sentinel_tls is {other:?}; it must be yes or no").into());
+        }
+    };
+    let server = parts.server(parts.hosts[0], tls, database.into())?;
+    let credential = |name| decoded(parts.parameter(name).unwrap_or_default());
+    let (user, password) = (credential("sentinel_user")?, credential("sentinel_password")?);
+    let sentinel = |host: &_| {
+        let (user, password) = (user.clone(), password.clone());
+        Ok(ServerSettings { user, password, ..parts.server(*host, sentinel_tls, 0)? })
+    };
+    let sentinels = parts.hosts.iter().map(sentinel).collect::<Result<_, Problem>>()?;
+    Ok(SentinelSettings { sentinels, service: service.to_owned(), server })
 }
 
 /// The parts of `[user[:password]@]host[:port],…[/path][?parameters][#fragment]`.
 struct Parts<'a> {
     credentials: &'a str,
-    hosts: Vec<String>,
+    /// The hosts, each with its port.
+    hosts: Vec<(&'a str, &'a str)>,
     path: &'a str,
     parameters: Vec<(&'a str, &'a str)>,
     fragment: Option<&'a str>,
 }
 
 impl<'a> Parts<'a> {
-    fn of(rest: &'a str, port: u16) -> Self {
+    fn of(rest: &'a str, default_port: &'static str) -> Self {
         let (rest, fragment) =
             rest.split_once('#').map_or((rest, None), |(rest, after)| (rest, Some(after)));
         let (rest, parameters) = rest.split_once('?').unwrap_or((rest, ""));
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
         let (credentials, hosts) = authority.rsplit_once('@').unwrap_or(("", authority));
-        let has_port =
-            |host: &str| host.rsplit_once(']').map_or(host, |(_, rest)| rest).contains(':');
-        let host = |host: &str| {
-            if has_port(host) { host.to_owned() } else { format!("{host}:{port}") }
+        let host = |host: &'a str| {
+            // A colon inside of brackets belongs to an IPv6 address.
+            let port = host.rsplit_once(':').filter(|(_, port)| !port.contains(']'));
+            port.unwrap_or((host, default_port))
         };
         let parameters = parameters.split('&').filter(|pair| !pair.is_empty());
         Self {
@@ -107,91 +161,86 @@ impl<'a> Parts<'a> {
         }
     }
 
-    /// Returns what is wrong with the parameters or the path, if anything. An unescaped `/`, `?` or `#` in the password
-    /// ends the hosts too early. The text after it may be part of the password, so the message does not repeat it.
-    fn problem(&self, known: &[&str]) -> Option<String> {
-        let late = [self.path, self.fragment.unwrap_or_default()];
-        if late.iter().any(|part| part.contains('@')) {
-            return Some(late_at());
+    /// Checks the parameters and the path. An unescaped `/`, `?` or `#` in the password ends the hosts too early. The
+    /// text after it may be part of the password, so the message does not repeat it.
+    fn check(&self, known: &[&str]) -> Result<(), Problem> {
+        if [self.path, self.fragment.unwrap_or_default()].iter().any(|part| part.contains('@')) {
+            return Err(LATE_AT);
         }
-        self.parameter_problem(known)
+        self.check_parameters(known)
     }
 
-    fn parameter_problem(&self, known: &[&str]) -> Option<String> {
-        let mut names = self.parameters.iter().map(|(name, _)| *name);
-        if let Some(unknown) = names.find(|name| !known.contains(name)) {
-            let has_at = |(name, value): &(&str, &str)| name.contains('@') || value.contains('@');
-            let is_late = self.parameters.iter().any(has_at);
+    fn check_parameters(&self, known: &[&str]) -> Result<(), Problem> {
+        if let Some((unknown, _)) = self.parameters.iter().find(|(name, _)| !known.contains(name)) {
+            let mut all = self.parameters.iter();
+            if all.clone().any(|(name, value)| name.contains('@') || value.contains('@')) {
+                return Err(LATE_AT);
+            }
             // It may be the rest of a password that contains a `&`.
-            let follows_password = self
-                .parameters
-                .iter()
-                .any(|(name, _)| known.contains(name) && name.contains("pass"));
-            return Some(if is_late {
-                late_at()
-            } else if follows_password {
-                "a parameter is unknown; write & in a password as %26".to_owned()
-            } else {
-                format!("the parameter {unknown:?} is unknown")
-            });
+            if all.any(|(name, _)| known.contains(name) && name.contains("pass")) {
+                return Err("a parameter is unknown; write & in a password as %26".into());
+            }
+            return Err(format!("the parameter {unknown:?} is unknown").into());
         }
         let count = |name: &str| self.parameters.iter().filter(|(known, _)| *known == name).count();
-        let twice = known.iter().find(|name| count(name) > 1)?;
-        Some(format!("the parameter {twice:?} is given twice"))
+        match known.iter().find(|name| count(name) > 1) {
+            Some(twice) => Err(format!("the parameter {twice:?} is given twice").into()),
+            None => Ok(()),
+        }
     }
 
-    /// Returns what is wrong with the hosts, if anything.
-    fn host_problem(&self) -> Option<String> {
+    fn check_hosts(&self) -> Result<(), Problem> {
         if self.hosts.is_empty() {
-            return Some("it has no host".to_owned());
+            return Err("it has no host".into());
         }
-        let port = |host: &'_ String| Some(host.rsplit_once(':')?.1.to_owned());
-        let mut ports = self.hosts.iter().filter_map(port);
-        let bad = ports.find(|port| !port.parse::<u16>().is_ok_and(|port| port > 0))?;
+        let is_port = |port: &str| port.parse::<u16>().is_ok_and(|port| port > 0);
+        let Some((_, bad)) = self.hosts.iter().find(|(_, port)| !is_port(port)) else {
+            return Ok(());
+        };
         // What is not a number may be a password without its host.
         let is_number = bad.bytes().all(|byte| byte.is_ascii_digit());
         let bad = if is_number { format!("the port {bad}") } else { "the port".to_owned() };
-        Some(format!("{bad} is not a number from 1 to 65535"))
+        Err(format!("{bad} is not a number from 1 to 65535").into())
     }
 
-    fn unused_fragment(&self) -> Option<String> {
-        self.fragment.map(|_| "it must not contain #".to_owned())
+    fn check_fragment(&self) -> Result<(), Problem> {
+        self.fragment.map_or(Ok(()), |_| Err("it must not contain #".into()))
     }
 
     fn parameter(&self, name: &str) -> Option<&'a str> {
         self.parameters.iter().find(|(known, _)| *known == name).map(|(_, value)| *value)
     }
 
-    /// Returns the settings of the server at one of the hosts. `None` if a part of the URL is invalid.
-    fn server(&self, host: &str, tls: bool, database: u64) -> Option<ServerSettings> {
+    /// Returns the settings of the server at one of the hosts.
+    fn server(
+        &self,
+        (host, port): (&str, &str),
+        tls: bool,
+        database: u64,
+    ) -> Result<ServerSettings, Problem> {
         let (user, password) = self.credentials.split_once(':').unwrap_or((self.credentials, ""));
-        let (host, port) = host.rsplit_once(':')?;
-        let endpoint = Endpoint::Tcp { host: valid_host(host)?, port: port.parse().ok()?, tls };
-        Some(ServerSettings {
-            endpoint,
-            user: decoded(user)?,
-            password: decoded(password)?,
-            database,
-        })
+        let host = valid_host(host).ok_or(DOES_NOT_PARSE)?;
+        let endpoint = Endpoint::Tcp { host, port: port.parse().map_err(|_| DOES_NOT_PARSE)?, tls };
+        let (user, password) = (decoded(user)?, decoded(password)?);
+        Ok(ServerSettings { endpoint, user, password, database })
     }
 
-    /// Returns the settings of the server at a Unix socket. `None` if a part of the URL is invalid.
-    fn socket(&self, database: u64) -> Option<ServerSettings> {
-        let is_local = matches!(&self.hosts[..], []) && self.credentials.is_empty();
-        let path = decoded(self.path).flatten().filter(|_| is_local)?;
+    /// Returns the settings of the server at a Unix socket.
+    fn socket(&self, database: u64) -> Result<ServerSettings, Problem> {
+        let is_local = self.hosts.is_empty() && self.credentials.is_empty();
+        let path = decoded(self.path)?.filter(|_| is_local).ok_or(DOES_NOT_PARSE)?;
         // Spaces are written as in the parameters of any URL.
         let parameter = |name| decoded(&self.parameter(name).unwrap_or_default().replace('+', " "));
         let endpoint = Endpoint::Unix(format!("/{path}").into());
         let (user, password) = (parameter("user")?, parameter("pass")?);
-        Some(ServerSettings { endpoint, user, password, database })
+        Ok(ServerSettings { endpoint, user, password, database })
     }
 }
 
-/// Decodes `%2F` and the like. An empty text counts as missing: `Some(None)`. Returns `None` if the text is not UTF-8.
-#[allow(clippy::option_option)]
-fn decoded(text: &str) -> Option<Option<String>> {
-    let text = percent_decode_str(text).decode_utf8().ok()?.into_owned();
-    Some(Some(text).filter(|text| !text.is_empty()))
+/// Decodes `%2F` and the like. An empty text counts as missing.
+fn decoded(text: &str) -> Result<Option<String>, Problem> {
+    let text = percent_decode_str(text).decode_utf8().map_err(|_| DOES_NOT_PARSE)?;
+    Ok(Some(text.into_owned()).filter(|text| !text.is_empty()))
 }
 
 /// Returns the host without the brackets of an IPv6 address. `None` if no server can have this address.
@@ -205,76 +254,9 @@ fn valid_host(host: &str) -> Option<String> {
     is_valid.then(|| host.to_owned())
 }
 
-fn late_at() -> String {
-    let problem = "there is an @ after the hosts";
-    format!("{problem}; in a password, write %2F for /, %3F for ? and %23 for #")
-}
-
-/// Parses what follows `redis-cluster://`.
-pub(super) fn cluster(tls: bool, rest: &str) -> Result<Vec<ServerSettings>, Error> {
-    let expected = format!("expected {CLUSTER}://[user[:password]@]host[:port][,host[:port]…]");
-    let parts = Parts::of(rest, 6379);
-    let invalid = |problem: &str| Error::invalid("url", format!("{problem}: {expected}"));
-    if let Some(problem) = parts.problem(&[]).or_else(|| parts.unused_fragment()) {
-        return Err(invalid(&problem));
-    }
-    if !matches!(parts.path, "" | "0") {
-        return Err(invalid("it selects a database; a cluster has only database 0"));
-    }
-    if let Some(problem) = parts.host_problem() {
-        return Err(invalid(&problem));
-    }
-    let nodes = parts.hosts.iter().map(|host| parts.server(host, tls, 0));
-    nodes.collect::<Option<_>>().ok_or_else(|| invalid(DOES_NOT_PARSE))
-}
-
-/// Parses what follows `redis-sentinel://`.
-pub(super) fn sentinel(tls: bool, rest: &str) -> Result<SentinelSettings, Error> {
-    const PARAMETERS: [&str; 3] = ["sentinel_user", "sentinel_password", "sentinel_tls"];
-    let expected = format!(
-        "expected {SENTINEL}://[user[:password]@]host[:port][,host[:port]…]/name of the primary[/database], with the \
-         parameters sentinel_user, sentinel_password and sentinel_tls (yes or no), if the sentinels need them"
-    );
-    let invalid = |problem: &str| Error::invalid("url", format!("{problem}: {expected}"));
-    let parts = Parts::of(rest, 26379);
-    if let Some(problem) = parts.problem(&PARAMETERS).or_else(|| parts.unused_fragment()) {
-        return Err(invalid(&problem));
-    }
-    let (service, database) = parts.path.split_once('/').unwrap_or((parts.path, "0"));
-    if service.is_empty() {
-        return Err(invalid("the name of the primary is missing"));
-    }
-    let Ok(database) = database.parse::<u32>() else {
-        return Err(invalid("the database is not a number"));
-    };
-    if let Some(problem) = parts.host_problem() {
-        return Err(invalid(&problem));
-    }
-    let sentinel_tls = match parts.parameter("sentinel_tls") {
-        None => tls,
-        Some("yes") => true,
-        Some("no") => false,
-        Some(other) => {
-            return Err(invalid(&format!("sentinel_tls is {other:?}; it must be yes or no")));
-        }
-    };
-    let parsed = || {
-        let server = parts.server(&parts.hosts[0], tls, database.into())?;
-        let credential = |name| decoded(parts.parameter(name).unwrap_or_default());
-        let (user, password) = (credential("sentinel_user")?, credential("sentinel_password")?);
-        let sentinel = |host: &String| {
-            let (user, password) = (user.clone(), password.clone());
-            Some(ServerSettings { user, password, ..parts.server(host, sentinel_tls, 0)? })
-        };
-        let sentinels = parts.hosts.iter().map(sentinel).collect::<Option<_>>()?;
-        Some(SentinelSettings { sentinels, service: service.to_owned(), server })
-    };
-    parsed().ok_or_else(|| invalid(DOES_NOT_PARSE))
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::deployment::{Deployment, Endpoint, ServerSettings};
+    use super::*;
 
     fn server(url: &str) -> ServerSettings {
         match Deployment::parse(url) {

@@ -3,14 +3,14 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use super::Address;
+use super::{Address, host_or};
 use crate::Error;
 use crate::backend::redis::RedisSettings;
 use crate::backend::redis::command::RedisCommand;
-use crate::backend::redis::connect::OpenSocket;
-use crate::backend::redis::connection::{Connection, Target};
+use crate::backend::redis::connect::{OpenSocket, field};
+use crate::backend::redis::connection::Connection;
 use crate::backend::redis::deployment::ServerSettings;
-use crate::backend::redis::errors::{RedisError, ServerError, translate};
+use crate::backend::redis::errors::{RedisError, translate};
 use crate::backend::redis::slots::SLOTS;
 use crate::backend::redis::value::Value;
 
@@ -35,51 +35,37 @@ impl Map {
 }
 
 /// A node to ask for the map: over its connection, or over one made for this query.
-#[derive(Clone)]
-pub(super) enum MapSource {
-    Connection(Arc<Connection>),
-    Node(Box<ServerSettings>),
+pub(super) struct MapSource {
+    pub(super) info: ServerSettings,
+    pub(super) connection: Option<Arc<Connection>>,
 }
 
 /// Returns the map as one node knows it.
 pub(super) async fn ask_one(settings: Arc<RedisSettings>, source: MapSource) -> Result<Map, Error> {
     let questions = ["SLOTS", "INFO"].map(|word| RedisCommand::new("CLUSTER").arg(word));
+    let MapSource { info, connection } = source;
+    let what = format!("request to {}", info.address());
     let asking = async {
-        match &source {
-            MapSource::Connection(connection) => {
-                let answers = connection.request(&questions).await?;
-                let translate = |error: ServerError| connection.translate(&error);
-                let answers: Result<Vec<_>, _> = answers.into_iter().collect();
-                answers.map_err(translate)
-            }
-            MapSource::Node(info) => {
-                let what = format!("request to {}", info.address());
-                let failed = |error: RedisError| not_a_cluster(&what, info, &error);
-                let socket = OpenSocket::open(&settings, info).await.map_err(failed)?;
-                let answers = socket.ask(&questions).await.map_err(failed)?;
-                let answers: Result<Vec<_>, _> = answers.into_iter().map(Value::checked).collect();
-                answers.map_err(|error| failed(error.into()))
-            }
+        if let Some(connection) = connection {
+            let answers: Result<Vec<_>, _> =
+                connection.request(&questions).await?.into_iter().collect();
+            return answers.map_err(|error| connection.translate(&error));
         }
-    };
-    let info = match &source {
-        MapSource::Connection(connection) => match &connection.target {
-            Target::Node(info) => info,
-            _ => return Err(Error::internal("a connection of a cluster does not lead to a node")),
-        },
-        MapSource::Node(info) => info,
+        let failed = |error: RedisError| not_a_cluster(&what, &info, &error);
+        let socket = OpenSocket::open(&settings, &info).await.map_err(failed)?;
+        let answers = socket.ask(&questions).await.map_err(failed)?;
+        let answers: Result<Vec<_>, _> = answers.into_iter().map(Value::checked).collect();
+        answers.map_err(|error| failed(error.into()))
     };
     let answers = tokio::time::timeout(settings.connect_timeout, asking).await;
-    let mut answers = answers.unwrap_or_else(|_| {
-        let what = format!("request to {}", info.address());
-        Err(Error::unavailable(what, true, None))
-    })?;
+    let mut answers =
+        answers.unwrap_or_else(|_| Err(Error::unavailable(what.clone(), true, None)))?;
     let state: String = answers.pop().unwrap_or_default().read().map_err(Error::internal)?;
     let map = read_map(answers.pop().unwrap_or_default(), &info.host_and_port().0);
     let map =
         map.ok_or_else(|| Error::internal("the answer to CLUSTER SLOTS could not be read"))?;
-    let epoch = state.lines().find_map(|line| line.strip_prefix("cluster_current_epoch:"));
-    let epoch = epoch.and_then(|epoch| epoch.trim().parse().ok()).unwrap_or_default();
+    let epoch = field(&state, "cluster_current_epoch:");
+    let epoch = epoch.and_then(|epoch| epoch.parse().ok()).unwrap_or_default();
     Ok(Map { is_sure: state.contains("cluster_state:ok"), epoch, ..map })
 }
 
@@ -120,13 +106,11 @@ fn read_node(node: Value, host: &str) -> Option<Address> {
     let Value::Array(fields) = node else { return None };
     let [endpoint, Value::Int(port), ..] = &fields[..] else { return None };
     let endpoint = match endpoint {
-        // The node does not know its address, or is configured not to return it.
-        Value::Nil => String::new(),
-        Value::Text(text) => String::from_utf8(text.clone()).ok()?,
+        Value::Nil => "",
+        Value::Text(text) => str::from_utf8(text).ok()?,
         _ => return None,
     };
-    let endpoint = if matches!(&*endpoint, "" | "?") { host.to_owned() } else { endpoint };
-    Some((endpoint, u16::try_from(*port).ok()?))
+    Some((host_or(endpoint, host), u16::try_from(*port).ok()?))
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ const MOST_KNOWN: usize = 32;
 /// How long a node without slots keeps its connection after a command was last sent to it.
 const EXPECTED_FOR: Span = Span::from_millis(10_000);
 
-pub(super) struct State {
+pub(super) struct ClusterState {
     pub(super) slots: Vec<Destination>,
     pub(super) nodes: BTreeMap<Destination, Node>,
     /// The rank of the map: see [`Map::rank`].
@@ -33,7 +33,7 @@ pub(super) struct State {
     pub(super) last: u32,
 }
 
-impl State {
+impl ClusterState {
     pub(super) fn new() -> Self {
         Self {
             slots: vec![NOWHERE; usize::from(SLOTS)],
@@ -92,7 +92,7 @@ mod tests {
             replicas: replicas.map(address).collect(),
             ..Map::default()
         };
-        let mut state = State::new();
+        let mut state = ClusterState::new();
         state.remember(&map(1, 2..4));
         state.remember(&map(3, 4..5));
         assert_eq!(state.known, [3, 4, 1, 2].map(address));

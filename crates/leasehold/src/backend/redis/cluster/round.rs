@@ -7,13 +7,15 @@
 //! During a failover there may be no such node. The best of the other maps is used then: the one with most slots, and
 //! of these the one with the newest epoch. A node that has left the cluster and still runs has an empty map.
 
+use std::collections::HashSet;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use super::Cluster;
 use super::map::{Map, MapSource, ask_one};
-use super::{Address, Cluster};
 use crate::Error;
 use crate::backend::redis::connection::Target;
 use crate::backend::redis::deployment::ServerSettings;
@@ -44,13 +46,13 @@ impl Cluster {
             loop {
                 // The time until the first map arrived shows how fast nodes answer. If no map has arrived, the last
                 // nodes get all the time that is left.
-                let patience = match first_after {
+                let limit = match first_after {
                     _ if !is_last => NEXT_AFTER,
                     Some(after) => NEXT_AFTER.max(4 * after),
                     None => self.settings.connect_timeout,
                 };
                 let answered = asked.join_next();
-                let answered = tokio::time::timeout_at((started + patience).min(until), answered);
+                let answered = tokio::time::timeout_at((started + limit).min(until), answered);
                 let Ok(Some(answer)) = answered.await else { break };
                 match answer.unwrap_or_else(|error| Err(Error::internal(error.to_string()))) {
                     Ok(map) if map.is_sure => return Ok(map),
@@ -72,8 +74,7 @@ impl Cluster {
                 break;
             }
         }
-        let silence = || Error::unavailable(format!("request to {}", self.address()), true, None);
-        doubtful.ok_or_else(|| problem.unwrap_or_else(silence))
+        doubtful.ok_or_else(|| problem.unwrap_or_else(|| self.silence()))
     }
 
     /// Returns the nodes to ask, in this order. No node is asked twice.
@@ -81,30 +82,23 @@ impl Cluster {
         let mut connections = self.primaries();
         connections.retain(|connection| connection.is_up());
         let recently = others_asked.is_some_and(|at| at.elapsed() < OTHERS_EVERY);
-        let others = if recently && !connections.is_empty() {
+        let mut others = if recently && !connections.is_empty() {
             Vec::new()
         } else {
             *others_asked = Some(Instant::now());
             self.others()
         };
-        let mut asked: Vec<Address> = Vec::new();
-        let mut is_new = |info: &ServerSettings| {
-            let address = info.host_and_port();
-            let is_new = !asked.contains(&address);
-            asked.push(address);
-            is_new
-        };
-        for connection in &connections {
-            if let Target::Node(info) = &connection.target {
-                is_new(info);
-            }
-        }
-        let mut others: Vec<_> = others.into_iter().filter(|info| is_new(info)).collect();
-        let turn = self.next_turn();
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         rotate(&mut connections, turn);
         rotate(&mut others, turn);
-        let others = others.into_iter().map(|info| MapSource::Node(Box::new(info)));
-        connections.into_iter().map(MapSource::Connection).chain(others).collect()
+        let connected = connections.into_iter().filter_map(|connection| {
+            let Target::Node(info) = &connection.target else { return None };
+            Some(MapSource { info: info.clone(), connection: Some(connection) })
+        });
+        let others = others.into_iter().map(|info| MapSource { info, connection: None });
+        let mut addresses = HashSet::new();
+        let is_new = |source: &MapSource| addresses.insert(source.info.host_and_port());
+        connected.chain(others).filter(is_new).collect()
     }
 
     /// Returns the nodes in the URL, and those that earlier maps have named.

@@ -8,8 +8,8 @@ use testkit::redis_server::RedisServer;
 use super::*;
 use crate::LockId;
 use crate::backend::differential::locks::{KEYS, Seen, Step, by_machine, holder, id, key, steps};
-use crate::backend::redis::by_crate::{query, query_array};
 use crate::backend::redis::scripts::Scripts;
+use crate::backend::redis::tests::by_crate::{query, query_array};
 use crate::machine::lock::LockMachine;
 
 const NOW: &str = "test:now";

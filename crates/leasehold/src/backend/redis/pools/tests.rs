@@ -7,7 +7,7 @@ use testkit::redis_server::RedisServer;
 
 use super::*;
 use crate::backend::differential::pools::{Step, TTL_MS, ask, instance, pool, steps};
-use crate::backend::redis::by_crate::query;
+use crate::backend::redis::tests::by_crate::query;
 use crate::clock::Time;
 use crate::machine::pool::PoolMachine;
 

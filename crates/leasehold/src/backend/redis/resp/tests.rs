@@ -4,7 +4,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::*;
-use crate::backend::redis::by_crate::value;
+use crate::backend::redis::tests::by_crate::value;
 
 const EACH: [&str; 26] = [
     ":-12\r\n",
@@ -37,7 +37,7 @@ const EACH: [&str; 26] = [
 
 /// Decodes a whole stream that arrives in chunks of this size.
 fn decode(stream: &[u8], chunk: usize) -> Result<Vec<Value>, RedisError> {
-    let (mut decoder, mut values) = (Decoder::new(), Vec::new());
+    let (mut decoder, mut values) = (Decoder::default(), Vec::new());
     let (mut start, mut end) = (0, 0);
     while end < stream.len() {
         end = (end + chunk).min(stream.len());

@@ -2,18 +2,24 @@
 
 use redis::{Connection, ConnectionLike};
 
-use super::command::{RedisCommand, pack};
-use super::errors::ServerError;
-use super::value::{Push, PushKind, Value};
+use crate::backend::redis::command::{RedisCommand, pack};
+use crate::backend::redis::errors::ServerError;
+use crate::backend::redis::value::{Push, PushKind, Value};
 
 /// Sends a command and returns its reply.
-pub(super) fn query(command: &RedisCommand, connection: &mut Connection) -> Value {
+pub(in crate::backend::redis) fn query(
+    command: &RedisCommand,
+    connection: &mut Connection,
+) -> Value {
     let packed = pack(std::slice::from_ref(command));
     value(connection.req_packed_command(&packed).unwrap())
 }
 
 /// Sends a command whose reply is an array, and returns its values.
-pub(super) fn query_array(command: &RedisCommand, connection: &mut Connection) -> Vec<Value> {
+pub(in crate::backend::redis) fn query_array(
+    command: &RedisCommand,
+    connection: &mut Connection,
+) -> Vec<Value> {
     match query(command, connection) {
         Value::Array(values) => values,
         other => panic!("{other:?}"),
@@ -21,7 +27,7 @@ pub(super) fn query_array(command: &RedisCommand, connection: &mut Connection) -
 }
 
 /// Returns a value of that crate as one of ours.
-pub(super) fn value(value: redis::Value) -> Value {
+pub(in crate::backend::redis) fn value(value: redis::Value) -> Value {
     let all = |values: Vec<redis::Value>| values.into_iter().map(self::value).collect();
     match value {
         redis::Value::Nil => Value::Nil,
