@@ -14,6 +14,7 @@ use crate::backend::simulated::Simulated;
 use crate::clock::{Moment, Span};
 use crate::machine::Command;
 use crate::name::Name;
+use crate::virtual_time;
 use crate::{Acquire, AcquisitionId, Client, ClientId, Error, LossReason, Permit, Semaphore};
 
 /// Long enough for a machine that is busy with other work.
@@ -23,7 +24,14 @@ fn settings() -> Settings {
     Settings { answer_timeout: Span::from_millis(1500), ..Settings::default() }
 }
 
+/// Opens a client in virtual time.
 fn client(store: &Simulated) -> Client {
+    virtual_time::begin();
+    threaded_client(store)
+}
+
+/// Opens a client with a thread, in real time.
+fn threaded_client(store: &Simulated) -> Client {
     Client::on(Arc::new(store.clone()), settings())
 }
 
@@ -181,7 +189,7 @@ async fn renewals_keep_a_permit_for_as_long_as_it_is_held() {
 
 #[test]
 fn what_has_ended_stays_ended_whatever_the_store_says_later() {
-    let semaphore = semaphore(&client(&Simulated::default()), 1);
+    let semaphore = semaphore(&threaded_client(&Simulated::default()), 1);
     let later = Moment::now() + Span::from_millis(60_000);
     let ticket = |valid_until| {
         let id = AcquisitionId::new(ClientId::from_bits(1), 1);
@@ -301,7 +309,7 @@ async fn closing_notifies_everyone_and_leaves_nothing() {
 #[test]
 fn a_runtime_that_ends_takes_no_permit_with_it() {
     let store = Simulated::default();
-    let client = client(&store);
+    let client = threaded_client(&store);
     let semaphore = semaphore(&client, 1);
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let held = runtime.block_on(deadline(semaphore.acquire())).unwrap();
@@ -320,7 +328,7 @@ fn a_runtime_that_ends_takes_no_permit_with_it() {
 #[test]
 fn the_thread_ends_when_its_last_user_is_dropped() {
     let store = Simulated::default();
-    let client = client(&store);
+    let client = threaded_client(&store);
     let semaphore = semaphore(&client, 1);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let permit = runtime.block_on(deadline(semaphore.acquire())).unwrap();
@@ -337,7 +345,7 @@ fn the_thread_ends_when_its_last_user_is_dropped() {
 #[test]
 fn the_thread_ends_although_the_store_is_not_reached_again() {
     let store = Simulated::default();
-    let client = client(&store);
+    let client = threaded_client(&store);
     let short = client.semaphore("s", 1).lease(Duration::from_millis(300)).build().unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let permit = runtime.block_on(deadline(short.acquire())).unwrap();
