@@ -46,7 +46,7 @@ async fn a_lease_of_300_ms_is_renewed_at_20_ms_a_round_trip() {
 
 /// Another program that shares the pool considers an instance dead after 10 s.
 #[tokio::test]
-async fn a_lease_of_a_pool_with_the_defaults_is_renewed_within_seven_seconds() {
+async fn a_lease_of_a_pool_with_the_defaults_is_renewed_well_within_ten_seconds() {
     let store = Simulated::default();
     let pool = client(&store).pool("p", 1).build().unwrap();
     let lease = deadline(pool.lease("a")).await.unwrap();
@@ -57,7 +57,7 @@ async fn a_lease_of_a_pool_with_the_defaults_is_renewed_within_seven_seconds() {
         longest = longest.max(begun.elapsed());
     }
     lease.check().unwrap();
-    assert!(longest < Duration::from_secs(7), "{longest:?}");
+    assert!(longest < Duration::from_secs(4), "{longest:?}");
 }
 
 /// The renewal in the background is due while the extension is in flight.
