@@ -101,6 +101,10 @@ impl Moment {
     pub(crate) const NEVER: Self = Self(NonZeroU64::MAX);
 
     pub(crate) fn now() -> Self {
+        #[cfg(test)]
+        if let Some(now) = crate::virtual_time::now() {
+            return now;
+        }
         Self::from_micros(source::boottime_micros())
     }
 

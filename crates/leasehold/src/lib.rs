@@ -74,6 +74,8 @@ mod steering;
 mod tests;
 #[cfg(feature = "tower")]
 pub mod tower;
+#[cfg(test)]
+mod virtual_time;
 
 pub use acquire::{Acquire, TryAcquire};
 pub use backend::TimeAuthority;

@@ -337,11 +337,11 @@ impl Model for World {
         let present: Vec<_> = state.present().collect();
         let now = state.local();
         for (slot, client) in state.clients.iter().enumerate() {
-            let known = state.ids_of(slot, &present).len();
-            if client.uses.len() < self.acquisitions && known < self.ids {
+            let ids = state.ids_of(slot, &present).len();
+            if client.uses.len() < self.acquisitions && ids < self.ids {
                 actions.push(Action::Acquire(slot));
             }
-            actions.extend(client.uses.iter().map(|own| Action::End(slot, own.id)));
+            actions.extend(client.uses.iter().map(|usage| Action::End(slot, usage.id)));
             for timer in client.core.useful_timers(now) {
                 if client.in_flight > 0 || matches!(timer, Timer::End(_)) {
                     actions.push(Action::Fire(slot, timer));

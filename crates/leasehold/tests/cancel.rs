@@ -281,7 +281,7 @@ fn a_grant_that_nobody_sees_goes_to_the_next() {
 }
 
 #[test]
-fn whoever_polled_last_is_woken() {
+fn the_last_waker_is_woken() {
     let semaphore = Client::memory().semaphore(NAME, 1).build().unwrap();
     let held = block_on(semaphore.acquire()).unwrap();
     let mut lost = held.lost();

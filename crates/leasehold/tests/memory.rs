@@ -362,7 +362,7 @@ mod types {
     }
 
     #[tokio::test]
-    async fn what_is_shown_says_what_it_is() {
+    async fn debug_output_names_the_type() {
         let semaphore = Client::memory().semaphore("shown", 2).build().unwrap();
         let permit = acquire(&semaphore).await;
         let shown = format!("{semaphore:?} {permit:?}");

@@ -196,7 +196,7 @@ async fn statistics_are_read_again_after_an_outage() {
 
 /// Keys of other programs neither hide ours nor make a listing fail.
 #[tokio::test]
-async fn what_other_programs_write_does_not_end_a_listing() {
+async fn keys_of_other_programs_do_not_end_a_listing() {
     let server = RedisServer::start();
     let client = connect(&server.url()).await;
     let held = deadline(client.semaphore("api", 1).build().unwrap().acquire()).await.unwrap();
@@ -221,7 +221,7 @@ async fn what_other_programs_write_does_not_end_a_listing() {
 
 /// What a user may not read is refused, and not reported as empty.
 #[tokio::test]
-async fn what_a_user_may_not_read_is_refused() {
+async fn a_listing_without_permission_is_refused() {
     let server = RedisServer::start();
     let client = connect(&server.url()).await;
     deadline(client.pool("encoders", 2).build().unwrap().acquire("worker-1")).await.unwrap();

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use leasehold::{
     AcquisitionId, Client, ErrorKind, EventResult, LossReason, Observer, PoolEvent, PoolOperation,
@@ -155,7 +155,9 @@ async fn an_observer_that_panics_is_in_nobodys_way() {
         let permit = deadline(semaphore.acquire()).await.unwrap();
         let lease = deadline(pool.lease("i")).await.unwrap();
         let waiting = tokio::spawn(semaphore.acquire());
-        tokio::time::sleep(SHORT * 3).await;
+        let begun = Instant::now();
+        let is_renewed = |until| until > begun + 2 * SHORT;
+        eventually(async || permit.valid_until().is_none_or(is_renewed)).await;
         permit.check().unwrap();
         lease.check().unwrap();
         drop(permit);

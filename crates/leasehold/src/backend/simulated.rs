@@ -12,7 +12,7 @@ use super::{Answer, Answers, BoxFuture, Destination, Event, Part, Profile, Remot
 use crate::backend::TimeAuthority;
 use crate::clock::{Moment, Span, Time};
 use crate::machine::Reply;
-use crate::machine::lock::{LockMachine, Record};
+use crate::machine::lock::{LockMachine, LockOutcome, Record, Verdict};
 use crate::machine::pool::PoolMachine;
 use crate::machine::pool::PoolQuery;
 use crate::machine::{
@@ -32,6 +32,8 @@ pub(crate) struct World {
     clients: HashMap<ClientId, Report>,
     /// Clients that are cut off: nothing reaches them, and they reach nothing.
     pub(crate) cut_off: Vec<ClientId>,
+    /// Clients whose requests are lost before they arrive, although wake-ups reach them.
+    pub(crate) mute: Vec<ClientId>,
     /// How many of the next answers are lost after their commands ran.
     pub(crate) lose_answers: usize,
     /// How many of the next wake-ups are lost, although the store counts them as delivered.
@@ -39,7 +41,11 @@ pub(crate) struct World {
     /// How long a command takes to reach the store (`delay`), and its answer to come back (`linger`).
     pub(crate) delay: Duration,
     pub(crate) linger: Duration,
-    /// Every command that was sent, whether or not it has arrived.
+    /// The time to claim a granted permit; 200 ms if there is none.
+    pub(crate) confirm_within: Option<Span>,
+    /// How often a client found its connection suspect.
+    pub(crate) suspected: usize,
+    /// Every command for a semaphore that was sent, whether or not it has arrived.
     pub(crate) asked: Vec<Command>,
     /// Every batch that was applied, one entry per name and request.
     pub(crate) batches: Vec<Vec<Command>>,
@@ -102,6 +108,13 @@ impl Simulated {
         world.clients[&client](Event::Disconnected(Destination::ONLY, error));
     }
 
+    /// Returns how long the only lock is still held.
+    pub(crate) fn left_of_lock(&self) -> Duration {
+        let held = self.world().held_locks();
+        assert_eq!(held.len(), 1, "{held:?}");
+        Duration::from_millis(held[0].expires_at.saturating_sub(now().micros() / 1000))
+    }
+
     /// Reconnects a client that was cut off.
     pub(crate) fn heal(&self, client: ClientId) {
         let mut world = self.world();
@@ -149,6 +162,10 @@ impl RemoteBackend for Simulated {
         })
     }
 
+    fn suspect(&self, _destination: Destination) {
+        self.world().suspected += 1;
+    }
+
     fn position(&self, name: &Name, id: AcquisitionId) -> BoxFuture<Option<usize>> {
         let world = self.world();
         let position = world.machines.get(name).and_then(|machine| machine.position(id));
@@ -181,7 +198,8 @@ impl RemoteBackend for Simulated {
     }
 
     fn list_locks(&self, limit: usize) -> BoxFuture<Vec<Record>> {
-        let locks = self.world().locks.list(limit, now().micros() / 1000);
+        let mut locks = self.world().held_locks();
+        locks.truncate(limit);
         Box::pin(async { Ok(locks) })
     }
 
@@ -204,7 +222,7 @@ impl RemoteBackend for Simulated {
 impl World {
     fn apply_all(&mut self, from: ClientId, request: &[Part]) -> Result<Answers, Error> {
         let lost = Error::unavailable("request to the simulated store", true, None);
-        if self.cut_off.contains(&from) {
+        if self.cut_off.contains(&from) || self.mute.contains(&from) {
             return Err(lost);
         }
         self.requests.push(request.len());
@@ -214,6 +232,9 @@ impl World {
             }
             Part::Lock(command) => {
                 let Ok(outcome) = self.locks.apply(command, now().micros() / 1000);
+                if let LockOutcome::Release(Verdict::Done(Some(key))) = &outcome {
+                    self.report_unlocked(key);
+                }
                 Answer::Lock(outcome)
             }
             Part::Pool(command) => Answer::Pool(self.pools.apply(command, now())),
@@ -226,15 +247,24 @@ impl World {
         Ok(answers)
     }
 
+    /// Notifies every client that is not cut off.
+    fn report_unlocked(&self, key: &Name) {
+        for (client, report) in &self.clients {
+            if !self.cut_off.contains(client) {
+                report(Event::Unlocked(key.clone()));
+            }
+        }
+    }
+
     fn apply(&mut self, name: &Name, from: ClientId, commands: &[Command]) -> Reply {
-        let Self { machines, clients, cut_off, lose_wake_ups, .. } = self;
+        let Self { machines, clients, cut_off, lose_wake_ups, confirm_within, .. } = self;
         let machine = machines.entry(name.clone()).or_insert_with(|| Machine::new(0));
         let mut effects = Effects::default();
         let (granted_at, rated) = (now(), machine.limits().meter().is_some());
         let mut call = Circumstances {
             from: Some(from),
             now: granted_at,
-            confirm_within: Span::from_millis(200),
+            confirm_within: confirm_within.unwrap_or(Span::from_millis(200)),
             wake: &mut |id, held| {
                 let Some(report) = clients.get(&id.client()) else { return Reach::Silent };
                 if cut_off.contains(&id.client()) {
@@ -244,10 +274,10 @@ impl World {
                     *lose_wake_ups -= 1;
                 } else {
                     // The store and the client share one clock here.
-                    let told = (*held, Moment::from_micros(granted_at.micros()));
+                    let grant = (*held, Moment::from_micros(granted_at.micros()));
                     // A permit that was never claimed was never used, and its token goes back. So under a rate the
                     // client must claim the permit explicitly: the wake-up does not carry the grant.
-                    report(Event::Granted(name.clone(), id, (!rated).then_some(told)));
+                    report(Event::Granted(name.clone(), id, (!rated).then_some(grant)));
                 }
                 Reach::Reached
             },
@@ -264,9 +294,14 @@ impl World {
         Reply { outcomes, effects, next_expiry, next_token, foreign: false }
     }
 
+    /// Returns the locks that are held.
+    pub(crate) fn held_locks(&self) -> Vec<Record> {
+        self.locks.list(usize::MAX, now().micros() / 1000)
+    }
+
     /// Returns the number of holders and the number of waiters.
     pub(crate) fn count(&self, name: &str) -> (usize, usize) {
-        let machine = self.machines.iter().find(|(known, _)| known.as_str() == name);
+        let machine = self.machines.iter().find(|(other, _)| other.as_str() == name);
         machine.map_or((0, 0), |(_, machine)| (machine.holders().len(), machine.waiting()))
     }
 }

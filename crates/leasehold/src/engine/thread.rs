@@ -22,10 +22,10 @@ use super::Core;
 use super::alarm::Alarm;
 use super::in_flight::InFlight;
 use super::sender::{Ending, Reachability, Request};
-use crate::Error;
 use crate::backend::{Answers, Destination, Event, RemoteBackend, Report};
 use crate::callbacks::event;
 use crate::clock::{Moment, Span};
+use crate::{ClientId, Error};
 
 /// How often the thread checks which destinations are silent, while requests are in flight. After the last answer the
 /// thread wakes up once more, after this time. So another thread that sends in the meantime need not wake it.
@@ -54,6 +54,11 @@ pub(super) fn start(core: &Core) -> Result<mpsc::UnboundedSender<Message>, Error
         weak.upgrade().map(|sender| sender.send(Message::Store(event)));
     });
     let client = core.client;
+    #[cfg(test)]
+    if crate::virtual_time::is_on() {
+        tokio::spawn(run(this, backend, (client, report), messages));
+        return Ok(sender);
+    }
     let work = move || {
         let ended = |why: &str| {
             if let Some(core) = this.upgrade() {
@@ -74,13 +79,7 @@ pub(super) fn start(core: &Core) -> Result<mpsc::UnboundedSender<Message>, Error
                     return drop(messages);
                 }
             };
-            runtime.block_on(async {
-                if let Some(backend) = &backend {
-                    backend.start(client, report);
-                }
-                let mut thread = Thread::new(this.clone(), backend, messages);
-                poll_fn(|cx| thread.poll(cx)).await;
-            });
+            runtime.block_on(run(this.clone(), backend, (client, report), messages));
         }));
         if run.is_err() {
             ended("it panicked, which is a bug: please report it");
@@ -90,6 +89,20 @@ pub(super) fn start(core: &Core) -> Result<mpsc::UnboundedSender<Message>, Error
     let started = thread.spawn(work);
     let what = |error| format!("the client's background thread could not be started: {error}");
     started.map(|_| sender).map_err(|error| Error::Stopped { what: what(error) })
+}
+
+/// Starts the store, and runs until no other owner of the engine is left.
+async fn run(
+    core: Weak<Core>,
+    backend: Option<Arc<dyn RemoteBackend>>,
+    (client, report): (ClientId, Report),
+    messages: mpsc::UnboundedReceiver<Message>,
+) {
+    if let Some(backend) = &backend {
+        backend.start(client, report);
+    }
+    let mut thread = Thread::new(core, backend, messages);
+    poll_fn(|cx| thread.poll(cx)).await;
 }
 
 struct Thread {

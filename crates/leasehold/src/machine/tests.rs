@@ -734,7 +734,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_done_at_once_is_what_the_command_does(steps in vec(step(), 1..120)) {
+    fn each_shortcut_has_the_effect_of_its_command(steps in vec(step(), 1..120)) {
         let mut world = World::new();
         for step in steps {
             let (mut machine, now) = (world.machine.clone(), world.now);

@@ -71,11 +71,11 @@ impl Client {
     }
 
     pub(super) fn usage(&self, id: AcquisitionId) -> Option<&Use> {
-        self.uses.iter().find(|own| own.id == id)
+        self.uses.iter().find(|usage| usage.id == id)
     }
 
     pub(super) fn holders(&self) -> impl Iterator<Item = (AcquisitionId, Fence)> {
-        self.uses.iter().filter_map(|own| own.held.map(|(fence, _)| (own.id, fence)))
+        self.uses.iter().filter_map(|usage| usage.held.map(|(fence, _)| (usage.id, fence)))
     }
 
     pub(super) fn acquire(&mut self, world: &World, now: Moment) {
@@ -91,9 +91,9 @@ impl Client {
 
     /// The user releases the permit or gives up waiting.
     pub(super) fn end(&mut self, id: AcquisitionId, now: Moment) {
-        let was_seen = self.usage(id).is_some_and(|own| own.held.is_some());
+        let was_seen = self.usage(id).is_some_and(|usage| usage.held.is_some());
         self.core.end(id, was_seen, now);
-        self.uses.retain(|own| own.id != id);
+        self.uses.retain(|usage| usage.id != id);
         self.apply_notices();
     }
 
@@ -154,20 +154,20 @@ impl Client {
             for notice in std::mem::take(self.core.notices()) {
                 match notice {
                     Notice::Granted { owner, held, valid_until, .. } => {
-                        if let Some(own) = self.uses.iter_mut().find(|own| own.id == owner) {
-                            own.held = Some((held.fence, valid_until));
+                        if let Some(usage) = self.uses.iter_mut().find(|usage| usage.id == owner) {
+                            usage.held = Some((held.fence, valid_until));
                         }
                     }
                     Notice::Extended { owner, valid_until, .. } => {
-                        let own = self.uses.iter_mut().find(|own| own.id == owner);
-                        if let Some((_, until)) = own.and_then(|own| own.held.as_mut()) {
+                        let usage = self.uses.iter_mut().find(|usage| usage.id == owner);
+                        if let Some((_, until)) = usage.and_then(|usage| usage.held.as_mut()) {
                             *until = valid_until.max(*until);
                         }
                     }
                     Notice::Full { owner }
                     | Notice::Failed { owner, .. }
                     | Notice::Lost { owner, .. } => {
-                        self.uses.retain(|own| own.id != owner);
+                        self.uses.retain(|usage| usage.id != owner);
                     }
                     Notice::Limited { .. }
                     | Notice::Renewed { .. }

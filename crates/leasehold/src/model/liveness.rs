@@ -19,14 +19,15 @@ impl World {
     }
 
     fn leads_to_holding(&self, state: &State) -> bool {
-        let known = || self.shown_live.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let shown_live =
+            || self.shown_live.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let mut path = Vec::new();
         let mut state = state.clone();
         loop {
             let mut hasher = DefaultHasher::new();
             state.hash(&mut hasher);
             let mark = hasher.finish();
-            if known().contains(&mark) {
+            if shown_live().contains(&mark) {
                 break;
             }
             path.push(mark);
@@ -45,7 +46,7 @@ impl World {
                 break;
             }
         }
-        known().extend(path);
+        shown_live().extend(path);
         true
     }
 

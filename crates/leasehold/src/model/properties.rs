@@ -74,7 +74,7 @@ pub(super) fn all(world: &World) -> Vec<Property<World>> {
                 let now = state.local();
                 let removed = |(id, _): &(AcquisitionId, Time)| {
                     let message = Message::Cancelled { id: *id };
-                    state.clients[slot(*id)].usage(*id).is_some_and(|own| !own.is_valid(now))
+                    state.clients[slot(*id)].usage(*id).is_some_and(|usage| !usage.is_valid(now))
                         && !state.wire.contains(&message)
                 };
                 state.store.cancelled.iter().any(removed)
@@ -93,14 +93,14 @@ fn of_messages() -> [Property<World>; 3] {
         Property::sometimes(
             "an acquire is dropped while its enqueue is in flight",
             |_, state: &State| {
-                let current = |own: &&Message| own.over() == Some(Over::Current);
+                let current = |message: &&Message| message.over() == Some(Over::Current);
                 let mut enqueues = state.wire.iter().filter(current).flat_map(Message::enqueues);
                 enqueues.any(|id| state.clients[slot(id)].usage(id).is_none())
             },
         ),
         Property::sometimes("a lost wake-up is found by a query", |_, state: &State| {
             let woken = |id: AcquisitionId| {
-                let is_wake_up = |other: &Message| matches!(other, Message::WakeUp { id: own, .. } if *own == id);
+                let is_wake_up = |other: &Message| matches!(other, Message::WakeUp { id: woken, .. } if *woken == id);
                 state.wire.iter().any(is_wake_up)
             };
             let found = |(command, outcome): (&Command, &Outcome)| match (command, outcome) {

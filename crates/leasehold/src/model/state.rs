@@ -144,7 +144,7 @@ impl Message {
             Self::Request(request) => request.commands.as_slice(),
             _ => &[],
         };
-        let enqueues = commands.iter().filter(|own| matches!(own, Command::Enqueue { .. }));
+        let enqueues = commands.iter().filter(|command| matches!(command, Command::Enqueue { .. }));
         enqueues.filter_map(Command::id)
     }
 }
@@ -225,7 +225,9 @@ impl State {
             |message: &Message| message.slot() == slot && message.over() == Some(Over::Current);
         if world.stragglers > 0 {
             let mut wire = std::mem::take(&mut self.wire);
-            wire.iter_mut().filter(|message| of(message)).for_each(|own| own.move_to(Over::Old));
+            wire.iter_mut()
+                .filter(|message| of(message))
+                .for_each(|message| message.move_to(Over::Old));
             self.wire = wire;
             return;
         }
@@ -270,8 +272,8 @@ impl State {
         self.client(slot).die(world.stragglers > 0);
         let of = |message: &Message| message.slot() == slot;
         self.wire.retain(|message| !of(message) || matches!(message, Message::Request(_)));
-        let own = self.wire.iter_mut().filter(|message| of(message));
-        own.for_each(|message| message.move_to(Over::Closed));
+        let requests = self.wire.iter_mut().filter(|message| of(message));
+        requests.for_each(|message| message.move_to(Over::Closed));
     }
 
     /// This client, unless it died.
@@ -382,8 +384,8 @@ impl State {
         let recent = |(_, at): &(Fence, Time)| now < *at + horizon;
         for client in &self.clients {
             for (_, fence) in client.holders() {
-                if !self.starts.iter().any(|(own, _)| *own == fence) {
-                    let granted = self.store.grants.iter().find(|(own, _)| *own == fence);
+                if !self.starts.iter().any(|(other, _)| *other == fence) {
+                    let granted = self.store.grants.iter().find(|(other, _)| *other == fence);
                     self.starts.extend(granted);
                 }
             }
@@ -422,15 +424,15 @@ impl State {
     pub(super) fn relying(&self) -> impl Iterator<Item = (usize, Use)> {
         let now = self.local();
         let uses = self.clients.iter().enumerate();
-        uses.flat_map(|(slot, client)| client.uses.iter().map(move |own| (slot, *own)))
-            .filter(move |(_, own)| own.is_valid(now))
+        uses.flat_map(|(slot, client)| client.uses.iter().map(move |usage| (slot, *usage)))
+            .filter(move |(_, usage)| usage.is_valid(now))
     }
 
     /// Whether the store has every permit that a client relies on.
     pub(super) fn agrees(&self) -> bool {
-        self.relying().all(|(_, own)| {
-            let fence = own.held.map(|(fence, _)| fence);
-            self.present().any(|member| member.id == own.id && member.fence == fence)
+        self.relying().all(|(_, usage)| {
+            let fence = usage.held.map(|(fence, _)| fence);
+            self.present().any(|member| member.id == usage.id && member.fence == fence)
         })
     }
 }

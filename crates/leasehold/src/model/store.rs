@@ -69,18 +69,21 @@ impl Store {
         let find = |all: &[MemberView], id: AcquisitionId| {
             all.iter().find(|member| member.id == id).copied()
         };
-        let waits = |id: &AcquisitionId| find(&members, *id).is_some_and(|own| !own.is_holder());
+        let waits =
+            |id: &AcquisitionId| find(&members, *id).is_some_and(|member| !member.is_holder());
         // The members that had not expired when the command arrived.
         let old = |id: AcquisitionId| {
-            find(&earlier, id).filter(|own| own.ends().is_none_or(|ends| now < ends))
+            find(&earlier, id).filter(|member| member.ends().is_none_or(|ends| now < ends))
         };
-        let fence_before = |id| find(&earlier, id).and_then(|own| own.fence);
-        let granted = |own: &&MemberView| own.is_holder() && own.fence != fence_before(own.id);
+        let fence_before = |id| find(&earlier, id).and_then(|member| member.fence);
+        let granted =
+            |member: &&MemberView| member.is_holder() && member.fence != fence_before(member.id);
 
         // Invariant 1: a permit was granted only if one was free, and not during a pause. A steer grants what was free
         // before its change under the previous limits.
-        let weighs: u32 = members.iter().filter(|own| own.is_holder()).map(|own| own.weight).sum();
-        if members.iter().any(|own| granted(&own)) {
+        let weighs: u32 =
+            members.iter().filter(|member| member.is_holder()).map(|member| member.weight).sum();
+        if members.iter().any(|member| granted(&member)) {
             let (limits, was) = (after.limits(), before.limits());
             let steers = matches!(command, Command::Steer { .. });
             let capacity =
@@ -95,8 +98,8 @@ impl Store {
 
         // Invariant 2: if an id was granted a permit, no reachable waiter that was ahead of it still waits.
         self.queue.retain(|id| old(*id).is_some());
-        for new in members.iter().filter(|own| own.is_holder()) {
-            if !old(new.id).is_some_and(|own| own.is_holder()) {
+        for new in members.iter().filter(|member| member.is_holder()) {
+            if !old(new.id).is_some_and(|member| member.is_holder()) {
                 let mut before_it = self.queue.iter().take_while(|other| **other != new.id);
                 if before_it.any(|other| waits(other) && in_reach(other)) {
                     self.wrong = Some(Wrong::Order);
@@ -117,7 +120,7 @@ impl Store {
         let open = limits.paused.is_none() && has_token;
         let room = limits.capacity().saturating_sub(weighs);
         let fits = |id: &&AcquisitionId| {
-            open && find(&members, **id).is_some_and(|own| own.weight <= room)
+            open && find(&members, **id).is_some_and(|member| member.weight <= room)
         };
         if self.queue.iter().take_while(fits).any(in_reach) {
             self.wrong = Some(Wrong::LostWakeUp);
@@ -125,7 +128,7 @@ impl Store {
 
         // Invariant 4: every new fence is greater than all earlier ones.
         let mut minted: Vec<_> =
-            members.iter().filter(granted).filter_map(|own| own.fence).collect();
+            members.iter().filter(granted).filter_map(|member| member.fence).collect();
         minted.sort_unstable();
         for fence in minted {
             if self.newest_fence >= Some(fence) {
@@ -139,19 +142,19 @@ impl Store {
 
         // Invariant 5: no id is in two places, and an id that is enqueued or renewed again keeps what it has.
         let places = after.waiters().count();
-        let holders = members.iter().filter(|own| own.is_holder()).count();
+        let holders = members.iter().filter(|member| member.is_holder()).count();
         let once = holders + places == members.len() && weighs == after.units();
         let releases = matches!(command, Command::Release { .. });
-        let kept = asked.is_none_or(|id| {
-            let had = old(id).and_then(|own| own.fence);
-            releases || had.is_none() || had == find(&members, id).and_then(|own| own.fence)
+        let keeps_fence = asked.is_none_or(|id| {
+            let had = old(id).and_then(|member| member.fence);
+            releases || had.is_none() || had == find(&members, id).and_then(|member| member.fence)
         });
-        if !once || !kept || places != self.queue.len() {
+        if !once || !keeps_fence || places != self.queue.len() {
             self.wrong = Some(Wrong::Twice);
         }
 
         // Invariant 1: no two holders have the same slot number.
-        let mut slots: Vec<_> = members.iter().filter_map(|own| own.slot_number).collect();
+        let mut slots: Vec<_> = members.iter().filter_map(|member| member.slot_number).collect();
         slots.sort_unstable();
         if slots.windows(2).any(|pair| pair[0] == pair[1]) {
             self.wrong = Some(Wrong::Slots);
@@ -195,11 +198,11 @@ impl State {
             wrong = Some(Wrong::CameBack);
         }
         let Some(client) = self.living(id.client()) else { return };
-        if client.uses.iter().any(|own| own.id < id && !own.applied) {
+        if client.uses.iter().any(|usage| usage.id < id && !usage.applied) {
             wrong = Some(Wrong::Resent);
         }
-        if let Some(own) = client.uses.iter_mut().find(|own| own.id == id) {
-            own.applied = true;
+        if let Some(usage) = client.uses.iter_mut().find(|usage| usage.id == id) {
+            usage.applied = true;
         }
         if wrong.is_some() {
             Arc::make_mut(&mut self.store).wrong = wrong;

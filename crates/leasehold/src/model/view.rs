@@ -81,13 +81,14 @@ impl<'a> Scale<'a> {
         let store = &self.state.store;
         let now = self.state.store_time();
         if let Some(meter) = store.machine.limits().meter() {
-            let before = |first: u64| self.fences.iter().filter(|own| own.get() < first).count();
+            let before =
+                |first: u64| self.fences.iter().filter(|fence| fence.get() < first).count();
             view.push(steps(now.micros(), meter.full_at.micros(), TICK));
             view.push(small(before(meter.returns_from)));
             view.push(self.rank(Fence::new(store.machine.last_fence())));
         }
         for (fence, at) in &store.grants {
-            let started = self.state.starts.iter().any(|(own, _)| own == fence);
+            let started = self.state.starts.iter().any(|(other, _)| other == fence);
             let age = steps(at.micros(), now.micros(), TICK);
             // No client can start to rely on a permit that is known nowhere.
             if !started && self.rank(*fence) == 0 {
@@ -106,8 +107,11 @@ impl<'a> Scale<'a> {
         let heavy = u8::from(self.state.rules.heavy && slot == 0);
         view.extend([small(client.in_flight), reach, heavy]);
         let mut sent: Vec<Moment> = client.core.sent().collect();
-        let messages: Vec<_> = self.state.wire.iter().filter(|own| own.slot() == slot).collect();
-        sent.extend(messages.iter().filter_map(|own| own.request()).map(|request| request.sent));
+        let messages: Vec<_> =
+            self.state.wire.iter().filter(|message| message.slot() == slot).collect();
+        sent.extend(
+            messages.iter().filter_map(|message| message.request()).map(|request| request.sent),
+        );
         sent.sort_unstable();
         sent.dedup();
         let now = local(self.state.now);
@@ -126,11 +130,11 @@ impl<'a> Scale<'a> {
             is_rated: rules.is_rated,
         };
         client.core.view(&scale, &mut view);
-        for own in &client.uses {
-            let fence = own.held.map_or(0, |(fence, _)| 1 + self.rank(fence));
+        for usage in &client.uses {
+            let fence = usage.held.map_or(0, |(fence, _)| 1 + self.rank(fence));
             // Only of several acquisitions does the order matter.
-            let applied = own.applied || self.state.rules.acquisitions == 1;
-            view.extend([number(own.id), fence, u8::from(applied)]);
+            let applied = usage.applied || self.state.rules.acquisitions == 1;
+            view.extend([number(usage.id), fence, u8::from(applied)]);
         }
         for id in &ids {
             view.push(u8::from(id.client() == client.own_id));
@@ -154,7 +158,7 @@ impl<'a> Scale<'a> {
     /// Whether a release is sent or forgotten makes no difference to a store that does not know the id. How long it is
     /// repeated makes none if the store forgets the id sooner in any case.
     fn repeated_until(&self, id: AcquisitionId, until: Moment) -> u8 {
-        let is_mentioned = self.state.wire.iter().flat_map(Message::ids).any(|own| own == id);
+        let is_mentioned = self.state.wire.iter().flat_map(Message::ids).any(|other| other == id);
         let member = self.present.iter().find(|member| member.id == id);
         let left = self.until(until);
         if self.state.rules.stragglers || is_mentioned {
@@ -171,7 +175,8 @@ impl<'a> Scale<'a> {
     /// Adds what the store has under an id.
     fn member(&self, id: AcquisitionId, view: &mut Vec<u8>) {
         let now = self.state.store_time().micros();
-        if let Some((_, until)) = self.state.store.cancelled.iter().find(|(own, _)| *own == id) {
+        if let Some((_, until)) = self.state.store.cancelled.iter().find(|(other, _)| *other == id)
+        {
             view.extend([3, steps(now, until.micros(), TICK)]);
         }
         let Some(member) = self.present.iter().find(|member| member.id == id) else {

@@ -147,10 +147,10 @@ impl Simulation<'_> {
         }
         let things = &self.scenario.things;
         let thing = things[self.operator.usize(..things.len())];
-        let known = &THINGS[thing];
-        if known.steered {
+        let semaphore = &THINGS[thing];
+        if semaphore.steered {
             let limits = self.store.machines[thing].limits();
-            let any = self.operator.u32(1..=known.capacity);
+            let any = self.operator.u32(1..=semaphore.capacity);
             let steer = match self.operator.u32(..10) {
                 0..4 if limits.paused.is_some() => Steer::Resume,
                 0..4 => Steer::Pause { by: "an operator".into(), reason: None },
@@ -159,10 +159,10 @@ impl Simulation<'_> {
                 _ => Steer::Declare(any),
             };
             self.steer(thing, &steer);
-        } else if let (Some(own), true) = (known.rate, self.operator.bool()) {
+        } else if let (Some(declared), true) = (semaphore.rate, self.operator.bool()) {
             // Never faster than the checker expects.
-            let slower = Rate { count: rate(own).count - 2, ..rate(own) };
-            let to = if self.operator.bool() { slower } else { rate(own) };
+            let slower = Rate { count: rate(declared).count - 2, ..rate(declared) };
+            let to = if self.operator.bool() { slower } else { rate(declared) };
             self.steer(thing, &Steer::Rate(Some(to)));
         } else if self.operator.u32(..3) == 0 {
             self.remove_a_waiter(thing);
@@ -199,7 +199,7 @@ impl Simulation<'_> {
         let is_certain = owner.is_some_and(|worker| {
             let process = &mut self.processes[worker];
             let calm = process.connection.is_some() && process.silent.is_none();
-            calm && process.known_core(thing).is_some_and(|core| core.is_answered(id))
+            calm && process.existing_core(thing).is_some_and(|core| core.is_answered(id))
         });
         self.apply(thing, OPERATOR, &[Command::Release { id, known: ReleaseHint::Nothing }]);
         if let (true, Some(ends)) = (is_certain, ends) {

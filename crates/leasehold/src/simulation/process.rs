@@ -15,42 +15,13 @@ use crate::machine::Reply;
 use crate::machine::{Command, Declared, Held, Outcome, Terms};
 use crate::{Error, engine};
 
+mod connection;
+
+pub(super) use connection::Packet;
+
 /// How long a client waits for an answer before it replaces the connection.
 const SILENT: Micros = torture::plan::SOCKET_TIMEOUT;
 const ANSWER_TIMEOUT: Span = Span::from_millis(5000);
-/// How long a request of a lost connection may still be on its way.
-const STRAGGLES_FOR: Micros = SECOND;
-
-/// What a connection carries.
-#[derive(Clone, Debug)]
-pub(super) enum Packet {
-    Request {
-        number: u64,
-        from: ClientId,
-        parts: Arc<[Part]>,
-        /// Whether it has been delayed because its connection was replaced.
-        is_late: bool,
-    },
-    Reply {
-        number: u64,
-        replies: Vec<Reply>,
-        server: Time,
-    },
-    /// Under a rate, a wake-up says nothing about the permit.
-    WakeUp {
-        thing: usize,
-        id: AcquisitionId,
-        grant: Option<(Held, Time)>,
-    },
-    Token {
-        thing: usize,
-        after: Span,
-    },
-    Removed {
-        thing: usize,
-        id: AcquisitionId,
-    },
-}
 
 /// The commands for one name.
 #[derive(Clone, Debug)]
@@ -106,7 +77,7 @@ pub(super) struct Process {
     was_connected: bool,
     to_another: bool,
     clock: ServerClock,
-    heard: Moment,
+    last_message_at: Moment,
     smoothed: Duration,
     timer_at: Option<Micros>,
     /// When the last message on the current connection arrives, in each direction.
@@ -130,9 +101,9 @@ pub(super) struct Process {
 
 impl Process {
     pub(super) fn new(scenario: &Scenario, worker: usize, life: u32) -> Self {
-        let own = (worker as u64) << 32 | u64::from(life) << 8;
-        let mut rng = Rng::with_seed(scenario.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ own);
-        let client = ClientId::from_bits(own + 1);
+        let number = (worker as u64) << 32 | u64::from(life) << 8;
+        let mut rng = Rng::with_seed(scenario.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ number);
+        let client = ClientId::from_bits(number + 1);
         let drift = rng.i64(-9_900..=9_900);
         Self {
             worker,
@@ -153,7 +124,7 @@ impl Process {
             was_connected: false,
             to_another: false,
             clock: ServerClock::default(),
-            heard: Moment::from_micros(0),
+            last_message_at: Moment::from_micros(0),
             smoothed: Duration::from_millis(1),
             timer_at: None,
             last_arrival: [0; 2],
@@ -205,7 +176,7 @@ impl Process {
         })
     }
 
-    pub(super) fn known_core(&mut self, thing: usize) -> Option<&mut NameCore<Owner>> {
+    pub(super) fn existing_core(&mut self, thing: usize) -> Option<&mut NameCore<Owner>> {
         self.cores[thing].as_mut()
     }
 
@@ -223,13 +194,13 @@ impl Process {
     }
 
     fn declares(&self, thing: usize) -> Declared {
-        let known = &THINGS[thing];
+        let semaphore = &THINGS[thing];
         let is_new = !self.declared[thing];
-        let rate = known.rate.map(rate);
+        let rate = semaphore.rate.map(rate);
         // As `unless_declared`: otherwise the client would undo what an operator has set.
         Declared {
-            capacity: known.capacity,
-            is_new: is_new && !known.steered,
+            capacity: semaphore.capacity,
+            is_new: is_new && !semaphore.steered,
             rate,
             rate_is_new: is_new,
         }
@@ -237,12 +208,11 @@ impl Process {
 }
 
 pub(super) fn terms(thing: usize) -> Terms {
-    let known = &THINGS[thing];
-    Terms { lease: Some(Span::from_micros(known.lease)), ttl: known.ttl.map(Span::from_micros) }
-}
-
-fn unanswered() -> Answered {
-    Answered::Unknown(Error::unavailable("request to the simulated store", true, None))
+    let semaphore = &THINGS[thing];
+    Terms {
+        lease: Some(Span::from_micros(semaphore.lease)),
+        ttl: semaphore.ttl.map(Span::from_micros),
+    }
 }
 
 impl Simulation<'_> {
@@ -317,7 +287,8 @@ impl Simulation<'_> {
         for urgency in [Urgency::Renewals, Urgency::Ordinary] {
             loop {
                 let process = &self.processes[worker];
-                let in_flight = process.in_flight.iter().filter(|own| own.urgency == urgency);
+                let in_flight =
+                    process.in_flight.iter().filter(|request| request.urgency == urgency);
                 let is_free = in_flight.count() < urgency.in_flight();
                 if process.connection.is_none() || !is_free || process.stopped.is_some() {
                     break;
@@ -357,8 +328,8 @@ impl Simulation<'_> {
         }
         process.last_request += 1;
         let (number, parts): (_, Arc<[Part]>) = (process.last_request, parts.into());
-        let own = InFlight { number, urgency, parts: parts.clone(), sent: now };
-        process.in_flight.push(own);
+        let request = InFlight { number, urgency, parts: parts.clone(), sent: now };
+        process.in_flight.push(request);
         let from = process.client;
         let (connection, is_lost) =
             (process.connection.unwrap_or_default(), std::mem::take(&mut process.loses_request));
@@ -397,298 +368,6 @@ impl Simulation<'_> {
         if self.seen.len() < 5 {
             let (thing, at) = (THINGS[thing].name.to_owned(), self.now);
             self.seen.push(Violation { rule, thing, at, what });
-        }
-    }
-
-    /// Puts a message on a connection: to the store (0) or to the process (1).
-    pub(super) fn transmit(&mut self, worker: usize, connection: u64, to: usize, packet: Packet) {
-        let mut latency = match self.network.u32(..20) {
-            0 => self.network.u64(2 * MILLISECOND..20 * MILLISECOND),
-            _ => self.network.u64(100..1500),
-        };
-        let process = &mut self.processes[worker];
-        if self.now < process.slow_until {
-            latency += 20 * MILLISECOND + self.network.u64(0..150 * MILLISECOND);
-        }
-        let at = (self.now + latency).max(process.last_arrival[to]).max(process.stalled_until);
-        process.last_arrival[to] = at;
-        self.at(at, Event::Arrives { worker, connection, packet });
-    }
-
-    pub(super) fn arrives(&mut self, worker: usize, connection: u64, packet: Packet) {
-        let process = &self.processes[worker];
-        let is_current = process.connection == Some(connection);
-        if process.silent == Some(connection) {
-            return;
-        }
-        if self.now < process.stalled_until && is_current {
-            let at = process.stalled_until;
-            return self.at(at, Event::Arrives { worker, connection, packet });
-        }
-        match packet {
-            Packet::Request { number, from, parts, is_late } => {
-                let of_the_dead = from != process.client;
-                let straggles = !of_the_dead && self.now < process.straggles_until;
-                if self.store.down || !(is_current || of_the_dead || straggles) {
-                    return;
-                }
-                if straggles && !is_current && !is_late {
-                    // It arrives after the requests of the next connection.
-                    let later = self.now + self.network.u64(0..800 * MILLISECOND);
-                    let process = &mut self.processes[worker];
-                    let at = later.max(process.last_straggler);
-                    process.last_straggler = at;
-                    let packet = Packet::Request { number, from, parts, is_late: true };
-                    return self.at(at, Event::Arrives { worker, connection, packet });
-                }
-                if self.now < self.store.frozen_until {
-                    let at = self.store.frozen_until;
-                    let packet = Packet::Request { number, from, parts, is_late };
-                    return self.at(at, Event::Arrives { worker, connection, packet });
-                }
-                self.serve(worker, (connection, number), from, &parts);
-            }
-            packet if is_current => {
-                let event = Event::Arrives { worker, connection, packet: packet.clone() };
-                if !self.defer(worker, event) {
-                    self.receive(worker, packet);
-                }
-            }
-            _ => {}
-        }
-    }
-
-    /// The store applies a request and replies.
-    fn serve(
-        &mut self,
-        worker: usize,
-        (connection, number): (u64, u64),
-        from: ClientId,
-        parts: &Arc<[Part]>,
-    ) {
-        let server = self.store_time();
-        let mut replies = Vec::new();
-        for part in &**parts {
-            replies.push(self.apply(part.thing, from, &part.commands));
-        }
-        let process = &mut self.processes[worker];
-        if process.connection != Some(connection) || process.client != from {
-            return;
-        }
-        if std::mem::take(&mut process.loses_reply) {
-            return self.lose_connection(worker);
-        }
-        self.transmit(worker, connection, 1, Packet::Reply { number, replies, server });
-    }
-
-    /// Applies commands at the store, and sends the wake-ups.
-    pub(super) fn apply(&mut self, thing: usize, from: ClientId, commands: &[Command]) -> Reply {
-        let now = self.store_time();
-        let known: Vec<_> = commands.iter().map(|command| self.before(thing, command)).collect();
-        let applied = self.store.apply((thing, from), commands, now, self.now);
-        for (command, known) in commands.iter().zip(known) {
-            self.after(thing, command, known);
-        }
-        self.no_permit_is_kept_back(thing);
-        for (command, outcome) in commands.iter().zip(&applied.reply.outcomes) {
-            if let (Some(id), Outcome::Waiting { .. }) = (command.id(), outcome) {
-                self.note_for(id, |op, now| Noted::Queue { op, since: now, position: 0 });
-            }
-        }
-        let by_reply = applied.reply.effects.granted.iter().map(|(id, ..)| *id);
-        let granted: Vec<_> = by_reply.chain(applied.woken.iter().map(|(id, _)| *id)).collect();
-        for id in granted {
-            // Until now it was in the queue.
-            self.note_for(id, |op, now| Noted::Queue { op, since: now, position: 0 });
-        }
-        let rated = self.store.machines[thing].limits().meter().is_some();
-        for (id, held) in applied.woken {
-            let grant = (!rated).then_some((held, now));
-            self.publish(id.client(), Packet::WakeUp { thing, id, grant });
-        }
-        if let Some((client, after)) = self.store.token(thing, now)
-            && client != from
-        {
-            self.publish(client, Packet::Token { thing, after });
-        }
-        applied.reply
-    }
-
-    /// Sends a message to a client that listens.
-    pub(super) fn publish(&mut self, client: ClientId, packet: Packet) {
-        if let Some(&(worker, connection)) = self.store.listening.get(&client)
-            && self.processes[worker].connection == Some(connection)
-        {
-            if std::mem::take(&mut self.processes[worker].loses_message) {
-                if let Packet::WakeUp { id, .. } | Packet::Removed { id, .. } = packet {
-                    self.watch.lost.insert(id);
-                }
-                return;
-            }
-            self.transmit(worker, connection, 1, packet);
-        }
-    }
-
-    fn receive(&mut self, worker: usize, packet: Packet) {
-        let process = &mut self.processes[worker];
-        let now = process.local(self.now);
-        match packet {
-            Packet::Reply { number, replies, server } => {
-                let Some(at) = process.in_flight.iter().position(|own| own.number == number) else {
-                    return;
-                };
-                let InFlight { parts, sent, .. } = process.in_flight.remove(at);
-                process.heard = now;
-                process.clock.learn(sent, server, now);
-                process.smoothed = (process.smoothed * 7 + now.saturating_since(sent)) / 8;
-                let round_trip = process.smoothed * 2;
-                for (part, reply) in parts.iter().zip(replies) {
-                    let declares = |(command, outcome): (&Command, &Outcome)| {
-                        matches!(command, Command::Enqueue { .. })
-                            && !matches!(outcome, Outcome::TooHeavy { .. })
-                    };
-                    if part.commands.iter().zip(&reply.outcomes).any(declares) {
-                        self.processes[worker].declared[part.thing] = true;
-                    }
-                    self.with_core(worker, part.thing, |core, now| {
-                        core.set_round_trip(round_trip);
-                        core.answered(&part.commands, Answered::Applied(reply), sent, now);
-                    });
-                }
-                self.send_all(worker);
-            }
-            Packet::WakeUp { thing, id, grant } => {
-                let grant = grant.and_then(|(held, granted_at)| {
-                    Some((held, process.clock.not_before(granted_at, now)?))
-                });
-                self.with_core(worker, thing, |core, now| core.woken(id, grant, now));
-            }
-            Packet::Token { thing, after } => {
-                self.with_core(worker, thing, |core, now| core.token_arrives(after, now));
-            }
-            Packet::Removed { thing, id } => {
-                self.with_core(worker, thing, |core, now| core.cancelled_elsewhere(id, now));
-            }
-            Packet::Request { .. } => {}
-        }
-    }
-
-    /// The connection is suspect if a request was not answered, and nothing else was either.
-    pub(super) fn overdue(&mut self, worker: usize, connection: u64, request: u64) {
-        let event = Event::Overdue { worker, connection, request };
-        let process = &self.processes[worker];
-        if process.connection != Some(connection) || self.defer(worker, event) {
-            return;
-        }
-        let process = &self.processes[worker];
-        let late = process.in_flight.iter().any(|own| own.number == request);
-        if late {
-            self.lose_connection(worker);
-        }
-    }
-
-    /// A renewal is overdue.
-    pub(super) fn suspect(&mut self, worker: usize, since: Moment) {
-        if self.processes[worker].heard < since {
-            self.lose_connection(worker);
-        }
-    }
-
-    /// The connection is lost, and everything in flight becomes unknown.
-    pub(super) fn lose_connection(&mut self, worker: usize) {
-        let process = &mut self.processes[worker];
-        let Some(connection) = process.connection.take() else { return };
-        let client = process.client;
-        let mut lost = std::mem::take(&mut process.in_flight);
-        // Without stragglers, the store closes the old connection before the new one is up.
-        let stragglers = self.scenario.stragglers;
-        process.straggles_until = if stragglers { self.now + STRAGGLES_FOR } else { 0 };
-        if process.silent == Some(connection) {
-            // The store does not notice.
-            self.at(self.now + 10 * SECOND, Event::Noticed { client, connection });
-        } else {
-            self.store.forget(client, connection);
-        }
-        if self.network.bool() {
-            lost.reverse();
-        }
-        self.users_lose_patience(worker);
-        for InFlight { parts, sent, .. } in lost {
-            for part in &*parts {
-                self.with_core(worker, part.thing, |core, now| {
-                    core.answered(&part.commands, unanswered(), sent, now);
-                });
-            }
-        }
-        let life = self.processes[worker].life;
-        let later = self.network.u64(MILLISECOND..100 * MILLISECOND);
-        self.at(self.now + later, Event::Connect { worker, life });
-    }
-
-    pub(super) fn connect(&mut self, worker: usize, life: u32) {
-        let event = Event::Connect { worker, life };
-        if !self.is_current(worker, life) || self.defer(worker, event.clone()) {
-            return;
-        }
-        let process = &self.processes[worker];
-        if process.connection.is_some() {
-            return;
-        }
-        let is_frozen = self.now < self.store.frozen_until;
-        if self.store.down || is_frozen || self.now < process.refused_until {
-            let later = self.network.u64(20 * MILLISECOND..150 * MILLISECOND);
-            return self.at(self.now + later, event);
-        }
-        self.connections += 1;
-        let connection = self.connections;
-        let process = &mut self.processes[worker];
-        process.connection = Some(connection);
-        process.connected_at = self.now;
-        process.clock = ServerClock::default();
-        process.last_arrival = [0; 2];
-        process.heard = process.local(self.now);
-        process.silent = None;
-        let (again, other) = (process.was_connected, std::mem::take(&mut process.to_another));
-        process.was_connected = true;
-        let stragglers = self.scenario.stragglers;
-        let client = process.client;
-        self.store.listening.insert(client, (worker, connection));
-        self.reconnected(worker);
-        for thing in 0..THINGS.len() {
-            if self.processes[worker].cores[thing].is_some() {
-                self.with_core(worker, thing, |core, now| {
-                    if stragglers {
-                        core.expect_stragglers();
-                    }
-                    if again {
-                        core.connected(other, now);
-                    }
-                });
-            }
-        }
-        self.send_all(worker);
-    }
-
-    /// Every connection breaks. `other` says that the next server may lack what this one has answered.
-    pub(super) fn lose_connections(&mut self, other: bool) {
-        for worker in 0..self.processes.len() {
-            self.processes[worker].to_another |= other;
-            if self.processes[worker].stopped.is_some() {
-                // It notices when it continues.
-                if let Some(connection) = self.processes[worker].connection {
-                    let client = self.processes[worker].client;
-                    self.store.forget(client, connection);
-                    self.processes[worker].silent = Some(connection);
-                }
-            } else {
-                self.lose_connection(worker);
-            }
-        }
-        let waits: Vec<_> = self.store.listening.keys().copied().collect();
-        for client in waits.into_iter().filter(|client| *client != OPERATOR) {
-            if !self.processes.iter().any(|own| own.client == client && own.connection.is_some()) {
-                self.store.listening.remove(&client);
-            }
         }
     }
 

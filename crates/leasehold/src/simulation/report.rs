@@ -84,13 +84,14 @@ pub(super) fn story(scenario: &Scenario, outcome: &Outcome) -> String {
         );
     }
     let first = outcome.violations.first();
-    let (thing, until) = first.map_or(("", Micros::MAX), |own| (own.thing.as_str(), own.at));
+    let (thing, until) =
+        first.map_or(("", Micros::MAX), |violation| (violation.thing.as_str(), violation.at));
     let mut lines: Vec<(Micros, String)> = Vec::new();
     for (life, events) in &outcome.history.lives {
         let mut ops = Vec::new();
         for line in events {
-            if let Noted::Ask { op, thing: own, .. } = &line.event
-                && (own == thing || thing.is_empty())
+            if let Noted::Ask { op, thing: other, .. } = &line.event
+                && (other == thing || thing.is_empty())
             {
                 ops.push(*op);
             }

@@ -65,7 +65,7 @@ impl Store {
     }
 
     pub(super) fn forget(&mut self, client: ClientId, connection: u64) {
-        if self.listening.get(&client).is_some_and(|(_, known)| *known == connection) {
+        if self.listening.get(&client).is_some_and(|(_, current)| *current == connection) {
             self.listening.remove(&client);
         }
     }

@@ -64,8 +64,10 @@ impl Process {
     /// The permits of this thing on which users rely, each with its fence and the end of its validity.
     pub(super) fn relies_on(&self, thing: usize) -> Vec<(AcquisitionId, Fence, Moment)> {
         let holds = self.users.iter().filter_map(|user| match &user.doing {
-            Doing::Granted(own, permit) | Doing::Holding(own, permit) if own.thing == thing => {
-                Some((own.id, permit.fence, permit.valid_until))
+            Doing::Granted(usage, permit) | Doing::Holding(usage, permit)
+                if usage.thing == thing =>
+            {
+                Some((usage.id, permit.fence, permit.valid_until))
             }
             _ => None,
         });
@@ -75,7 +77,7 @@ impl Process {
     /// The acquisitions of this thing for which users wait.
     pub(super) fn waits_for(&self, thing: usize) -> Vec<AcquisitionId> {
         let waits = self.users.iter().filter_map(|user| match &user.doing {
-            Doing::Waiting(own) if own.thing == thing && own.queues => Some(own.id),
+            Doing::Waiting(usage) if usage.thing == thing && usage.queues => Some(usage.id),
             _ => None,
         });
         waits.collect()
@@ -112,14 +114,14 @@ impl Simulation<'_> {
         match std::mem::take(&mut self.processes[worker].users[user].doing) {
             Doing::Nothing if self.finishing => {}
             Doing::Nothing => self.begin(worker, user),
-            Doing::Waiting(own) => {
-                self.with_core(worker, own.thing, |core, now| core.end(own.id, false, now));
-                self.ends(worker, user, own, How::Cancelled);
+            Doing::Waiting(usage) => {
+                self.with_core(worker, usage.thing, |core, now| core.end(usage.id, false, now));
+                self.ends(worker, user, usage, How::Cancelled);
             }
-            Doing::Granted(own, permit) => self.sees(worker, user, own, permit),
-            Doing::Holding(own, permit) => self.finishes(worker, user, own, permit),
-            Doing::Releasing(own) => {
-                self.processes[worker].users[user].doing = Doing::Releasing(own);
+            Doing::Granted(usage, permit) => self.sees(worker, user, usage, permit),
+            Doing::Holding(usage, permit) => self.finishes(worker, user, usage, permit),
+            Doing::Releasing(usage) => {
+                self.processes[worker].users[user].doing = Doing::Releasing(usage);
             }
             Doing::ReleasingAgain(thing) => {
                 self.processes[worker].users[user].doing = Doing::ReleasingAgain(thing);
@@ -165,8 +167,8 @@ impl Simulation<'_> {
         let now = process.local(self.now);
         let gives_up_at = within.map(|within| now + Span::from_micros(within));
         let limit = gives_up_at.map(|at| process.time_of(at));
-        let own = Use { op, thing, id, weight, queues, limit };
-        process.users[user].doing = Doing::Waiting(own);
+        let usage = Use { op, thing, id, weight, queues, limit };
+        process.users[user].doing = Doing::Waiting(usage);
         self.ids.insert(id, (worker, life, op));
         let (name, listed) = (THINGS[thing].name.to_owned(), id.to_string());
         self.note(worker, self.now, Noted::Ask { op, thing: name, id: listed });
@@ -179,61 +181,61 @@ impl Simulation<'_> {
         });
     }
 
-    fn sees(&mut self, worker: usize, user: usize, own: Use, permit: Permit) {
-        let Use { op, weight, .. } = own;
+    fn sees(&mut self, worker: usize, user: usize, usage: Use, permit: Permit) {
+        let Use { op, weight, .. } = usage;
         let fence = Some(permit.fence.get());
         self.note(worker, self.now, Noted::Grant { op, fence, slot: permit.slot, weight });
-        self.note_hold(worker, own, permit);
+        self.note_hold(worker, usage, permit);
         let rng = &mut self.processes[worker].rng;
         let hold = match rng.u32(..10) {
             0 => rng.u64(2 * SECOND..9 * SECOND),
             1..4 => rng.u64(300 * MILLISECOND..2 * SECOND),
             _ => rng.u64(5 * MILLISECOND..300 * MILLISECOND),
         };
-        self.processes[worker].users[user].doing = Doing::Holding(own, permit);
+        self.processes[worker].users[user].doing = Doing::Holding(usage, permit);
         self.next_turn(worker, user, if self.finishing { 0 } else { hold });
     }
 
     /// Notes the last instant, until now, at which the holder certainly held.
-    fn note_hold(&mut self, worker: usize, own: Use, permit: Permit) {
+    fn note_hold(&mut self, worker: usize, usage: Use, permit: Permit) {
         let process = &self.processes[worker];
         let valid_until = process.time_of(permit.valid_until).saturating_sub(1);
         let since = self.now.min(valid_until);
         if permit.granted <= since {
-            self.note(worker, since, Noted::Hold { op: own.op, since });
+            self.note(worker, since, Noted::Hold { op: usage.op, since });
         }
     }
 
-    fn finishes(&mut self, worker: usize, user: usize, own: Use, permit: Permit) {
-        let Use { op, thing, id, .. } = own;
-        self.note_hold(worker, own, permit);
+    fn finishes(&mut self, worker: usize, user: usize, usage: Use, permit: Permit) {
+        let Use { op, thing, id, .. } = usage;
+        self.note_hold(worker, usage, permit);
         self.note(worker, self.now, Noted::Ending { op });
         let is_valid = self.processes[worker].local(self.now) < permit.valid_until;
         self.with_core(worker, thing, |core, now| core.end(id, true, now));
         if !is_valid {
-            self.loses(worker, own, permit, LossReason::NotRenewed);
-            return self.ends(worker, user, own, How::Lost);
+            self.loses(worker, usage, permit, LossReason::NotRenewed);
+            return self.ends(worker, user, usage, How::Lost);
         }
         if self.processes[worker].rng.u32(..4) == 0 {
-            return self.ends(worker, user, own, How::Dropped);
+            return self.ends(worker, user, usage, How::Dropped);
         }
-        self.processes[worker].users[user].doing = Doing::Releasing(own);
+        self.processes[worker].users[user].doing = Doing::Releasing(usage);
         let (owner, lease) = (Owner { user, op, id }, terms(thing).lease);
         let released =
             self.with_core(worker, thing, |core, now| core.release(id, owner, (true, lease), now));
         if released.is_none() {
-            self.ends(worker, user, own, How::Lost);
+            self.ends(worker, user, usage, How::Lost);
         }
     }
 
-    fn ends(&mut self, worker: usize, user: usize, own: Use, how: How) {
-        self.note(worker, self.now, Noted::End { op: own.op, how });
-        if own.limit.is_some_and(|limit| self.now > limit + 5 * MILLISECOND)
+    fn ends(&mut self, worker: usize, user: usize, usage: Use, how: How) {
+        self.note(worker, self.now, Noted::End { op: usage.op, how });
+        if usage.limit.is_some_and(|limit| self.now > limit + 5 * MILLISECOND)
             && matches!(how, How::TimedOut | How::Full | How::Failed)
-            && self.continued_since(worker, own.limit)
+            && self.continued_since(worker, usage.limit)
         {
-            let what = format!("worker {worker} op {} ended long after its time limit", own.op);
-            self.saw(torture::check::Rule::Waiting, own.thing, what);
+            let what = format!("worker {worker} op {} ended long after its time limit", usage.op);
+            self.saw(torture::check::Rule::Waiting, usage.thing, what);
         }
         self.processes[worker].users[user].doing = Doing::Nothing;
         let rng = &mut self.processes[worker].rng;
@@ -293,9 +295,9 @@ impl Simulation<'_> {
         !stopped && !begun
     }
 
-    fn loses(&mut self, worker: usize, own: Use, permit: Permit, reason: LossReason) {
-        if reason != LossReason::TtlEnded && THINGS[own.thing].ttl.is_none() {
-            let (thing, op, from, at) = (own.thing, own.op, permit.granted, self.now);
+    fn loses(&mut self, worker: usize, usage: Use, permit: Permit, reason: LossReason) {
+        if reason != LossReason::TtlEnded && THINGS[usage.thing].ttl.is_none() {
+            let (thing, op, from, at) = (usage.thing, usage.op, permit.granted, self.now);
             self.losses.push(Loss { worker, thing, op, from, at });
         }
     }
@@ -303,7 +305,7 @@ impl Simulation<'_> {
     /// Applies the notices of a core, as the engine applies them to tickets.
     pub(super) fn apply_notices(&mut self, worker: usize, thing: usize) {
         loop {
-            let Some(core) = self.processes[worker].known_core(thing) else { return };
+            let Some(core) = self.processes[worker].existing_core(thing) else { return };
             let notices = std::mem::take(core.notices());
             if notices.is_empty() {
                 return;
@@ -334,63 +336,65 @@ impl Simulation<'_> {
         let user = owner.user;
         let doing = self.processes[worker].users[user].doing.clone();
         match (doing, notice) {
-            (Doing::Waiting(own), Notice::Granted { held, valid_until, .. })
-                if own.op == owner.op =>
+            (Doing::Waiting(usage), Notice::Granted { held, valid_until, .. })
+                if usage.op == owner.op =>
             {
                 let slot = held.slot_number.map_or(0, std::num::NonZeroU32::get);
                 let (fence, granted) = (held.fence, self.now);
                 let permit = Permit { fence, slot, valid_until, granted };
-                self.processes[worker].users[user].doing = Doing::Granted(own, permit);
+                self.processes[worker].users[user].doing = Doing::Granted(usage, permit);
                 // Usually the task of the user runs at once.
                 let rng = &mut self.processes[worker].rng;
                 let later = if rng.u32(..20) == 0 { rng.u64(0..20 * MILLISECOND) } else { 0 };
                 self.next_turn(worker, user, later);
             }
-            (Doing::Granted(own, permit), Notice::Extended { valid_until, .. })
-                if own.op == owner.op =>
+            (Doing::Granted(usage, permit), Notice::Extended { valid_until, .. })
+                if usage.op == owner.op =>
             {
                 let valid_until = valid_until.max(permit.valid_until);
                 let permit = Permit { valid_until, ..permit };
-                self.processes[worker].users[user].doing = Doing::Granted(own, permit);
+                self.processes[worker].users[user].doing = Doing::Granted(usage, permit);
             }
-            (Doing::Holding(own, permit), Notice::Extended { valid_until, .. })
-                if own.op == owner.op =>
+            (Doing::Holding(usage, permit), Notice::Extended { valid_until, .. })
+                if usage.op == owner.op =>
             {
                 let valid_until = valid_until.max(permit.valid_until);
                 let permit = Permit { valid_until, ..permit };
-                self.processes[worker].users[user].doing = Doing::Holding(own, permit);
+                self.processes[worker].users[user].doing = Doing::Holding(usage, permit);
             }
-            (Doing::Waiting(own), Notice::Full { .. }) if own.op == owner.op => {
-                self.ends(worker, user, own, How::Full);
+            (Doing::Waiting(usage), Notice::Full { .. }) if usage.op == owner.op => {
+                self.ends(worker, user, usage, How::Full);
             }
-            (Doing::Waiting(own), Notice::Failed { failure, .. }) if own.op == owner.op => {
+            (Doing::Waiting(usage), Notice::Failed { failure, .. }) if usage.op == owner.op => {
                 let how = match failure {
                     Failure::TimedOut { .. } => How::TimedOut,
                     Failure::Unanswered { .. } => How::Failed,
                     Failure::Cancelled => How::Lost,
                     Failure::TooHeavy { .. } | Failure::Refused(_) => How::Internal,
                 };
-                self.ends(worker, user, own, how);
+                self.ends(worker, user, usage, how);
             }
-            (Doing::Granted(own, permit), Notice::Lost { .. }) if own.op == owner.op => {
+            (Doing::Granted(usage, permit), Notice::Lost { .. }) if usage.op == owner.op => {
                 let _ = permit;
-                self.ends(worker, user, own, How::Lost);
+                self.ends(worker, user, usage, How::Lost);
             }
-            (Doing::Holding(own, permit), Notice::Lost { reason, .. }) if own.op == owner.op => {
-                self.note_hold(worker, own, permit);
-                self.loses(worker, own, permit, reason);
-                self.ends(worker, user, own, How::Lost);
+            (Doing::Holding(usage, permit), Notice::Lost { reason, .. })
+                if usage.op == owner.op =>
+            {
+                self.note_hold(worker, usage, permit);
+                self.loses(worker, usage, permit, reason);
+                self.ends(worker, user, usage, How::Lost);
             }
-            (Doing::Releasing(own), Notice::Released { outcome, .. }) if own.op == owner.op => {
+            (Doing::Releasing(usage), Notice::Released { outcome, .. }) if usage.op == owner.op => {
                 let how = match outcome {
                     Ok(true) => How::Released,
                     Ok(false) => How::Lost,
                     Err(_) => How::Failed,
                 };
                 if how == How::Released {
-                    self.processes[worker].users[user].spent.push((own.thing, own.id));
+                    self.processes[worker].users[user].spent.push((usage.thing, usage.id));
                 }
-                self.ends(worker, user, own, how);
+                self.ends(worker, user, usage, how);
             }
             (Doing::ReleasingAgain(thing), Notice::Released { outcome, .. }) => {
                 if let Ok(released) = outcome {
@@ -407,8 +411,9 @@ impl Simulation<'_> {
     /// The process dies: what its users held until now.
     pub(super) fn uses_end(&mut self, worker: usize) {
         for user in 0..self.processes[worker].users.len() {
-            if let Doing::Holding(own, permit) = self.processes[worker].users[user].doing.clone() {
-                self.note_hold(worker, own, permit);
+            if let Doing::Holding(usage, permit) = self.processes[worker].users[user].doing.clone()
+            {
+                self.note_hold(worker, usage, permit);
             }
         }
     }

@@ -44,16 +44,16 @@ impl Simulation<'_> {
             self.saw(Rule::Order, thing, what);
         }
         let now = self.store_time();
-        let known = self.store.machines[thing].member(id)?;
-        known.ends().is_none_or(|ends| now < ends).then_some(known)
+        let member = self.store.machines[thing].member(id)?;
+        member.ends().is_none_or(|ends| now < ends).then_some(member)
     }
 
     /// Checks the state of a name after a command.
-    pub(super) fn after(&mut self, thing: usize, command: &Command, known: Option<MemberView>) {
+    pub(super) fn after(&mut self, thing: usize, command: &Command, before: Option<MemberView>) {
         let machine = &self.store.machines[thing];
-        if let (Some(known), Some(id)) = (known, command.id())
-            && known.is_holder()
-            && machine.member(id).and_then(|member| member.fence) != known.fence
+        if let (Some(before), Some(id)) = (before, command.id())
+            && before.is_holder()
+            && machine.member(id).and_then(|member| member.fence) != before.fence
         {
             let what = format!("a second enqueue of {id} has changed its permit");
             self.saw(Rule::Ownership, thing, what);
@@ -91,7 +91,7 @@ impl Simulation<'_> {
                 let client = process.client;
                 for id in ids.iter().filter(|id| id.client() == client) {
                     let answers =
-                        process.known_core(thing).is_some_and(|core| core.answers_for(*id));
+                        process.existing_core(thing).is_some_and(|core| core.answers_for(*id));
                     if !answers && !process.mentions(*id) {
                         let what = format!("the store knows {id}, and its client does not");
                         self.saw(Rule::Leak, thing, what);
@@ -159,7 +159,7 @@ impl Simulation<'_> {
             member.ends().is_some_and(|ends| ends + Span::from_micros(OVERLOOKED) < now)
         };
         if self.processes.iter().any(is_settled) && !self.clock_was_set {
-            let Some(dead) = machine.members().filter(late).min_by_key(|own| own.id) else {
+            let Some(dead) = machine.members().filter(late).min_by_key(|member| member.id) else {
                 return;
             };
             let what = format!("the lease of {} has ended, and nobody asks", dead.id);

@@ -2,58 +2,21 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::{Error, RenewStatus, Retry};
+use leasehold::RenewStatus;
 use testkit::by_hand::ByHand;
 use testkit::local_store::LocalStore;
 use testkit::proxy::FaultProxy;
 use testkit::redis_server::RedisServer;
 use testkit::wait::{deadline, eventually};
 
-use super::{MINUTES, PROMPT, acquire, ask, connect, connect_with, one, only_when_notified};
+use super::{PROMPT, acquire, ask, connect, one, only_when_notified};
 
 const LOCK: &str = "syncguard:k";
-const ANSWER: Duration = Duration::from_secs(1);
 
 /// Makes the server unreachable: the proxy refuses new connections and cuts the current ones.
 fn out_of_reach(proxy: &FaultProxy) {
     proxy.refuse(true);
     proxy.cut();
-}
-
-#[tokio::test]
-async fn a_close_during_an_outage_does_not_wait_for_what_was_never_sent() {
-    let server = RedisServer::start();
-    let proxy = FaultProxy::start(server.port());
-    let client = connect(&proxy.url()).await;
-    let semaphore = one(&client);
-    out_of_reach(&proxy);
-    eventually(async || client.outage().is_some()).await;
-    let mut waits = ByHand::new(semaphore.acquire());
-    assert!(waits.poll().is_none());
-    let begun = Instant::now();
-    deadline(client.close()).await.unwrap();
-    assert!(begun.elapsed() < PROMPT, "it took {:?}", begun.elapsed());
-    assert!(matches!(waits.poll(), Some(Err(Error::Closed))));
-}
-
-/// The reply has arrived, but the acquire has not been polled since.
-#[tokio::test]
-async fn a_close_that_crosses_a_grant_leaves_no_lock() {
-    let server = RedisServer::start();
-    let client = connect(&server.url()).await;
-    let lock = client.lock("k").auto_extend().lease(MINUTES).build().unwrap();
-    // The reply may arrive before the first poll returns; then this tries again.
-    let waits = loop {
-        let mut waits = ByHand::new(lock.acquire());
-        let Some(guard) = waits.poll() else { break waits };
-        deadline(guard.unwrap().release()).await.unwrap();
-    };
-    eventually(async || ask::<bool>(&server, &["EXISTS", LOCK])).await;
-    let begun = Instant::now();
-    deadline(client.close()).await.unwrap();
-    assert!(begun.elapsed() < PROMPT, "it took {:?}", begun.elapsed());
-    assert!(matches!(waits.finish(), Err(Error::Closed)));
-    assert!(!ask::<bool>(&server, &["EXISTS", LOCK]), "the close is reported after the release");
 }
 
 #[tokio::test]
@@ -68,59 +31,6 @@ async fn a_release_of_an_instance_goes_on_if_it_is_dropped() {
         drop(release);
         eventually(async || pool.renew("a").await.unwrap().status == RenewStatus::NotHeld).await;
     }
-}
-
-/// Callers that share an instance id share its lease, which is released with the last of them.
-#[tokio::test]
-async fn a_lease_is_released_with_the_last_task_that_shares_it() {
-    let server = RedisServer::start();
-    let proxy = FaultProxy::start(server.port());
-    let client = connect_with(&proxy.url(), ANSWER).await;
-    let pool = client.pool("p", 5).retry(Retry::default().within(MINUTES)).build().unwrap();
-    let held = deadline(pool.lease("a")).await.unwrap();
-    out_of_reach(&proxy);
-    let mut waits = ByHand::new(pool.lease("a"));
-    assert!(waits.poll().is_none());
-    let begun = Instant::now();
-    let error = deadline(pool.try_lease("a")).await.unwrap_err();
-    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
-    assert!(begun.elapsed() < ANSWER + PROMPT, "it took {:?}", begun.elapsed());
-    // The task that still waits shares the lease, although its request was never sent.
-    assert!(deadline(held.release()).await.unwrap());
-    drop(waits);
-    proxy.refuse(false);
-    eventually(async || pool.count().await.is_ok_and(|count| count.current_count == 0)).await;
-}
-
-#[tokio::test]
-async fn an_extension_is_bounded_while_the_lock_extends_itself() {
-    let server = RedisServer::start();
-    let proxy = FaultProxy::start(server.port());
-    let client = connect_with(&proxy.url(), ANSWER).await;
-    let lock = client.lock("k").lease(Duration::from_secs(9)).auto_extend().build().unwrap();
-    let guard = deadline(lock.acquire()).await.unwrap();
-    out_of_reach(&proxy);
-    // The automatic extension is due after a third of the lease.
-    tokio::time::sleep(Duration::from_millis(3200)).await;
-    let begun = Instant::now();
-    deadline(guard.extend(MINUTES)).await.unwrap_err();
-    assert!(begun.elapsed() < ANSWER + PROMPT, "it took {:?}", begun.elapsed());
-}
-
-#[tokio::test]
-async fn an_extended_lock_that_is_dropped_during_an_outage_is_released_after_it() {
-    let server = RedisServer::start();
-    let proxy = FaultProxy::start(server.port());
-    let client = connect_with(&proxy.url(), Duration::from_millis(300)).await;
-    let lock = client.lock("k").lease(Duration::from_millis(500)).build().unwrap();
-    let guard = deadline(lock.acquire()).await.unwrap();
-    deadline(guard.extend(MINUTES)).await.unwrap();
-    out_of_reach(&proxy);
-    drop(guard);
-    // Longer than the declared lease.
-    tokio::time::sleep(Duration::from_millis(1500)).await;
-    proxy.refuse(false);
-    eventually(async || !ask::<bool>(&server, &["EXISTS", LOCK])).await;
 }
 
 #[tokio::test]

@@ -1,10 +1,12 @@
 //! The client core through the public API, against real servers and real files: cancellation,
-//! panics in foreign code, renewals on a slow link, outages, refusals and wakers that call back.
+//! panics in foreign code, refusals and wakers that call back.
+//!
+//! What depends on time alone is tested in virtual time, next to the engine.
 
 #![cfg(all(feature = "redis", feature = "local", target_os = "linux"))]
 
 use std::panic::Location;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use leasehold::{AcquisitionId, Client, Error, Jitter, Permit, Retry, Semaphore};
 use testkit::local_store::LocalStore;
@@ -14,11 +16,8 @@ use tokio::task::JoinHandle;
 
 mod bounds;
 mod cancel;
-mod close;
-mod outage;
 mod reconnect;
 mod refusal;
-mod renewal_timing;
 mod statistics;
 mod supervision;
 mod unanswered;
@@ -36,15 +35,9 @@ const MINUTES: Duration = Duration::from_secs(300);
 /// The longest that anything may take without a fault, on a busy machine.
 const PROMPT: Duration = Duration::from_secs(1);
 
-/// A client on Redis with default settings. Every test connects here or in [`connect_with`].
+/// A client on Redis with default settings. Every test connects here.
 async fn connect(url: &str) -> Client {
     deadline(Client::redis_builder(url).open()).await.expect("the server that was just started")
-}
-
-/// As [`connect`], with another answer time-out.
-async fn connect_with(url: &str, answer_timeout: Duration) -> Client {
-    let builder = Client::redis_builder(url).answer_timeout(answer_timeout);
-    deadline(builder.open()).await.expect("the server that was just started")
 }
 
 /// The semaphore of the test, with one permit.
@@ -88,9 +81,9 @@ fn persistent() -> Retry {
     Retry::default().times(10_000).max_delay(Duration::from_millis(500)).within(MINUTES)
 }
 
-/// An acquire in the queue, in its own task, that records when it ended.
+/// An acquire in the queue, in its own task.
 struct Waiter {
-    task: JoinHandle<(Instant, Result<Permit, Error>)>,
+    task: JoinHandle<Result<Permit, Error>>,
 }
 
 impl Waiter {
@@ -98,17 +91,9 @@ impl Waiter {
     async fn join(semaphore: &Semaphore) -> Self {
         let acquire = semaphore.acquire();
         let id: AcquisitionId = acquire.id();
-        let task = tokio::spawn(async move {
-            let result = acquire.await;
-            (Instant::now(), result)
-        });
+        let task = tokio::spawn(acquire);
         eventually(async || semaphore.position(&id).await.unwrap().is_some()).await;
         Self { task }
-    }
-
-    /// Returns its result, and when it ended.
-    async fn answered(self) -> (Instant, Result<Permit, Error>) {
-        deadline(self.task).await.unwrap()
     }
 }
 

@@ -36,7 +36,7 @@ async fn is_refused_after(harm: impl FnOnce(&LocalStore)) {
 
 /// Fails unless both waiters are refused in time.
 async fn are_refused(waiter: Waiter, lock_waiter: JoinHandle<Result<LockGuard, Error>>) {
-    let semaphore = async { waiter.task.await.unwrap().1.map(drop) };
+    let semaphore = async { waiter.task.await.unwrap().map(drop) };
     let lock = async { lock_waiter.await.unwrap().map(drop) };
     let (semaphore, lock) = tokio::join!(timeout(NOTIFIED, semaphore), timeout(NOTIFIED, lock));
     let refused =

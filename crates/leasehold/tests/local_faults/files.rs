@@ -50,7 +50,7 @@ pub(crate) fn write_private(path: &Path, content: &[u8]) {
 }
 
 #[tokio::test]
-async fn what_is_made_is_for_its_owner_alone() {
+async fn new_files_are_for_their_owner_only() {
     let store = LocalStore::new();
     let path = store.directory().join("new/deep/store");
     let client = Client::local_builder(&path).create_directories().open().await.unwrap();
@@ -430,7 +430,7 @@ fn give(path: &Path, mode: u32) {
 }
 
 #[tokio::test]
-async fn what_may_not_be_written_is_refused() {
+async fn a_store_without_write_permission_is_refused() {
     let store = LocalStore::new();
     fs::set_permissions(store.directory(), Permissions::from_mode(0o755)).unwrap();
     let own = store.directory().join("own");
@@ -469,7 +469,7 @@ async fn a_store_of_another_user_is_refused() {
 
 /// What was committed before a power cut or a kill is still there afterwards.
 #[tokio::test]
-async fn what_was_not_copied_back_from_the_log_is_not_lost() {
+async fn commits_that_are_only_in_the_log_are_not_lost() {
     let store = LocalStore::new();
     let client = open(&store).await;
     let fence = acquire(&one(&client)).await.fence();

@@ -98,7 +98,7 @@ async fn the_next_waiter_follows_a_killed_holder_at_once() {
 }
 
 #[tokio::test]
-async fn whoever_comes_after_a_killed_holder_does_not_wait() {
+async fn an_acquire_after_a_killed_holder_does_not_wait() {
     let store = LocalStore::new();
     let client = open(&store).await;
     let mut holder = start(&store, "holder");
@@ -201,7 +201,7 @@ async fn a_waiter_that_is_stopped_when_its_turn_comes_is_passed_over() {
 
 /// As the command does it: a permit passes on only when the child process has ended as well.
 #[tokio::test]
-async fn whoever_inherits_the_lifeline_keeps_the_permit() {
+async fn a_process_that_inherits_the_lifeline_keeps_the_permit() {
     let store = LocalStore::new();
     let client = open(&store).await;
     let mut parent = start(&store, "parent");

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use leasehold::Semaphore;
 use metrics::{
@@ -72,7 +73,8 @@ async fn everything(store: &Store, recorder: &Calls, share: impl FnOnce(&Semapho
     let waiting = tokio::spawn(semaphore.acquire());
     let guard = deadline(lock.acquire()).await.unwrap();
     let lease = deadline(pool.lease("i")).await.unwrap();
-    tokio::time::sleep(SHORT * 2).await;
+    let begun = Instant::now();
+    eventually(async || guard.valid_until() > begun + 2 * SHORT).await;
     permit.check().unwrap();
     guard.check().unwrap();
     lease.check().unwrap();

@@ -166,7 +166,7 @@ async fn cut_off(cluster: &RedisCluster, replica: usize) {
 
 /// The holder of a permit that was not replicated learns that it has lost it, and waiters queue again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_replica_has_not_copied_is_lost() {
+async fn a_grant_that_no_replica_has_copied_is_lost() {
     let cluster = RedisCluster::start();
     let client = connect(&cluster).await;
     let name = name_on(&cluster, 0, "uncopied");

@@ -1,6 +1,6 @@
 //! Slots that move from one node to another, with their keys.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use leasehold::Error;
 use testkit::redis_cluster::{RedisCluster, slot_of};
@@ -96,7 +96,9 @@ async fn locks_and_leases_move_with_their_slots() {
     let slot = slot_of("{moved}");
     let from = cluster.primary_of(slot);
     cluster.blocking(move |cluster| cluster.move_slot(slot, from, (from + 1) % 3)).await;
-    tokio::time::sleep(lease).await;
+    // Both are renewed after the move.
+    let moved = Instant::now();
+    eventually(async || guard.valid_until().min(leased.valid_until()) > moved + lease).await;
     guard.check().unwrap();
     leased.check().unwrap();
     assert!(deadline(client.locks().is_locked("moved")).await.unwrap());
@@ -123,8 +125,9 @@ async fn a_lock_is_renewed_while_it_moves_to_a_node_without_slots() {
         let node = cluster.node(from);
         blocking(move || node.command_count("cluster|slots")).await
     };
-    let before = count().await;
-    tokio::time::sleep(lease * 3 / 2).await;
+    let (began, before) = (Instant::now(), count().await);
+    // A renewal that is sent after more than one lease.
+    eventually(async || guard.valid_until() > began + 2 * lease).await;
     guard.check().unwrap();
     let asked = count().await - before;
     assert!(asked < 20, "the map was asked for {asked} times");

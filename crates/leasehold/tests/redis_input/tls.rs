@@ -59,7 +59,7 @@ async fn a_certificate_that_nobody_vouches_for_is_refused() {
 }
 
 #[tokio::test]
-async fn what_is_no_certificate_is_refused_before_anything_is_sent() {
+async fn an_invalid_certificate_is_refused_before_anything_is_sent() {
     let server = RedisServer::start_tls(&[]);
     let good = authority(&server);
     let cut_short = &good[..good.len() / 2];

@@ -3,7 +3,7 @@
 use testkit::proxy::FaultProxy;
 use testkit::wait::eventually;
 
-use super::{Duration, KEY, MINUTES, Server, Waiter, acquire, connect, deadline, lock, release};
+use super::{KEY, MINUTES, Server, acquire, connect, deadline, lock, release};
 
 #[tokio::test]
 async fn each_operation_is_one_round_trip() {
@@ -50,25 +50,4 @@ async fn a_pair_is_nine_calls() {
         assert!(release(acquire(&lock).await).await);
         assert_eq!(server.total_commands_processed() - before, 9);
     }
-}
-
-#[tokio::test]
-async fn waiting_costs_nothing() {
-    let server = Server::start();
-    let proxy = FaultProxy::start(server.port());
-    let (client, other) = (connect(&proxy.url()).await, connect(&server.url()).await);
-    let held = acquire(&lock(&other, MINUTES)).await;
-    let waiters = [
-        Waiter::join(&server, &client, &lock(&client, MINUTES)).await,
-        Waiter::begin(&lock(&client, MINUTES)),
-    ];
-    eventually(async || server.command_count("evalsha") == 3).await;
-    let before = proxy.requests();
-    // Watches for a while.
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    assert_eq!(proxy.requests(), before, "nothing is asked while nothing happens");
-    assert!(release(held).await);
-    // Both together, because either may be granted first.
-    let [one, two] = waiters.map(|waiter| async { release(waiter.granted().await.1).await });
-    assert_eq!(tokio::join!(one, two), (true, true));
 }

@@ -169,22 +169,3 @@ async fn whatever_reply_is_lost_there_is_one_holder() {
     assert!(proxy.traffic().lost >= 3, "only {} were lost", proxy.traffic().lost);
     is_free(&server, &other).await;
 }
-
-/// A retry in the background must not undo a later extension.
-#[tokio::test]
-async fn an_extension_that_was_given_up_does_not_end_a_later_one() {
-    let server = Server::start();
-    let proxy = FaultProxy::start(server.port());
-    let client = deadline(builder(&proxy.url()).open()).await.unwrap();
-    let guard = acquire(&lock(&client, MINUTES)).await;
-    proxy.lose_reply_to(SCRIPT);
-    let given_up = guard.extend(Duration::from_secs(10));
-    let _ = tokio::time::timeout(Duration::from_millis(100), given_up).await;
-    eventually(async || proxy.traffic().lost == 1).await;
-    deadline(guard.extend(2 * MINUTES)).await.unwrap();
-    // By now a retry would have been sent.
-    tokio::time::sleep(Duration::from_millis(600)).await;
-    let left = server.ask::<u64>(&["PTTL", "syncguard:invoice:42"]);
-    assert!(left > 500_000, "{left} ms are left in the store");
-    guard.check().unwrap();
-}

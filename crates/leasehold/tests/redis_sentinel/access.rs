@@ -46,7 +46,7 @@ async fn another_database_is_selected() {
 }
 
 #[tokio::test]
-async fn what_a_url_gets_wrong_is_named() {
+async fn an_error_names_the_wrong_part_of_a_url() {
     let error = async |url: String| deadline(Client::redis(&url)).await.unwrap_err().to_string();
     let unknown = SERVERS.url().replace("mymaster", "another");
     let said = error(unknown).await;

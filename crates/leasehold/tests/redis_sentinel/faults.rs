@@ -64,7 +64,7 @@ async fn a_holder_and_a_waiter_outlive_their_primary() {
 
 /// The holder of a permit that was not replicated learns that it has lost it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_no_replica_has_copied_is_lost() {
+async fn a_grant_that_no_replica_has_copied_is_lost() {
     let servers = RedisSentinel::start();
     let client = connect(&servers.url()).await;
     let cut_off = |servers: &RedisSentinel| {

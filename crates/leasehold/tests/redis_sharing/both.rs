@@ -19,8 +19,6 @@ pub(crate) const NAMESPACE: &str = "adv-sem";
 pub(crate) const HEARTBEAT: Duration = Duration::from_secs(60);
 /// How long to wait for what must happen without a heartbeat: shorter than any heartbeat interval.
 pub(crate) const SOON: Duration = Duration::from_secs(15);
-/// The second after which a waiting client asks on its own (the backstop), and ample time on a busy machine.
-pub(crate) const BACKSTOP: Duration = Duration::from_secs(5);
 
 pub(crate) struct Both {
     pub(crate) server: RedisServer,

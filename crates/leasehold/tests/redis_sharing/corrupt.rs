@@ -42,7 +42,7 @@ async fn a_score_that_is_no_time_hinders_nobody() {
 }
 
 #[tokio::test]
-async fn what_is_not_utf_8_is_left_out_or_shown_as_well_as_can_be() {
+async fn text_that_is_not_utf_8_is_left_out_or_shown_as_well_as_can_be() {
     let both = Both::start().await;
     let _permit = both.semaphore(2).acquire().await.unwrap();
     let mut redis = both.server.connection();
@@ -80,7 +80,7 @@ async fn a_fence_that_cannot_be_counted_is_named() {
 
 /// As `leasehold show`, and `run` without `-n`, read them.
 #[tokio::test]
-async fn what_the_statistics_of_a_name_cannot_read_is_named() {
+async fn the_statistics_name_the_key_that_they_cannot_read() {
     let both = Both::start().await;
     let stats = async || invalid(deadline(both.ours.stats().names([NAME]).fetch()).await);
     both.ask::<()>(&["SET", &key("max"), "many"]);

@@ -94,7 +94,7 @@ async fn a_dead_holder_of_ours_is_swept_by_them() {
 
 /// The same without a TTL: the renewal of another holder removes the record.
 #[tokio::test]
-async fn what_is_known_of_one_that_they_removed_goes_with_a_renewal() {
+async fn the_info_of_a_member_that_they_removed_is_removed_with_a_renewal() {
     let both = Both::start().await;
     let lease = Duration::from_secs(2);
     let permit =

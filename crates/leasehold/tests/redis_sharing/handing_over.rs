@@ -1,11 +1,11 @@
 //! Permits handed from theirs to ours and from ours to theirs, with their steps run one by one.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use leasehold::Semaphore;
 use testkit::wait::{deadline, eventually};
 
-use crate::both::{BACKSTOP, Both, HEARTBEAT, NAME, SOON, Waiter, notification};
+use crate::both::{Both, HEARTBEAT, NAME, SOON, Waiter, notification};
 
 /// Returns their holder of the only permit, and our waiter behind it.
 async fn ours_behind_theirs(both: &Both, semaphore: &Semaphore) -> (String, Waiter) {
@@ -29,20 +29,18 @@ async fn granted_by_theirs(both: &Both, semaphore: &Semaphore, heartbeat: Durati
 }
 
 #[tokio::test]
-async fn what_they_release_is_found_by_our_backstop() {
+async fn a_release_of_theirs_is_found_by_a_periodic_query() {
     let both = Both::start().await;
     let (holder, waiter) = ours_behind_theirs(&both, &both.semaphore(1)).await;
-    let released = Instant::now();
     assert_eq!(both.theirs.release(NAME, &holder).await.unwrap(), 1);
     let permit = waiter.permit().await;
-    assert!(released.elapsed() < BACKSTOP, "{:?}", released.elapsed());
     assert_eq!(both.members("main"), [permit.id().to_string()]);
     permit.release().await.unwrap();
     both.is_left_clean().await;
 }
 
 #[tokio::test]
-async fn what_we_release_is_theirs_at_once() {
+async fn a_release_of_ours_grants_to_their_waiter_at_once() {
     let both = Both::start().await;
     let semaphore = both.semaphore(1);
     let permit = semaphore.acquire().await.unwrap();
@@ -101,7 +99,7 @@ async fn their_notification_is_a_one_in_a_list_that_does_not_stay_for_ever() {
 }
 
 #[tokio::test]
-async fn what_their_script_grants_to_ours_is_confirmed_with_a_fence() {
+async fn a_grant_by_their_script_is_confirmed_with_a_fence() {
     let both = Both::start().await;
     let semaphore = both.semaphore(1);
     let fence_before = semaphore.acquire().await.unwrap().fence();
@@ -112,9 +110,7 @@ async fn what_their_script_grants_to_ours_is_confirmed_with_a_fence() {
     assert!(both.server.command_count("rpush") > rung, "they notified no waiter");
     assert!(both.holds(&waiter.id) && both.place(&waiter.id).is_none());
     let id = waiter.id.clone();
-    let granted = Instant::now();
     let permit = waiter.permit().await;
-    assert!(granted.elapsed() < BACKSTOP, "{:?}", granted.elapsed());
 
     assert_eq!(permit.id().to_string(), id);
     assert!(permit.fence() > fence_before);
@@ -127,7 +123,7 @@ async fn what_their_script_grants_to_ours_is_confirmed_with_a_fence() {
 }
 
 #[tokio::test]
-async fn what_their_script_grants_to_ours_goes_on_when_ours_is_cancelled() {
+async fn a_grant_by_their_script_passes_on_when_our_waiter_is_cancelled() {
     let both = Both::start().await;
     let waiter = granted_by_theirs(&both, &both.semaphore(1), HEARTBEAT).await;
     let next = both.they_queue().await;
@@ -166,7 +162,7 @@ async fn a_notification_of_ours_that_was_cancelled_too_late_does_not_stay() {
 
 /// The backstop asks about our first waiter in the queue, which need not be the oldest acquire.
 #[tokio::test]
-async fn what_their_script_grants_to_ours_is_found_though_an_older_one_had_to_queue_again() {
+async fn a_grant_by_their_script_is_found_although_an_older_waiter_had_to_queue_again() {
     let both = Both::start().await;
     let semaphore = both.semaphore(1);
     let holder = both.they_hold(1).await;
@@ -178,9 +174,7 @@ async fn what_their_script_grants_to_ours_is_found_though_an_older_one_had_to_qu
     // If our backstop comes between these two, our script grants the permit.
     assert_eq!(both.theirs.release(NAME, &holder).await.unwrap(), 1);
     both.they_wake(1).await;
-    let granted = Instant::now();
     let permit = younger.permit().await;
-    assert!(granted.elapsed() < BACKSTOP, "{:?}", granted.elapsed());
     assert!(!both.exists(&notification(&permit.id().to_string())), "the list is still there");
     permit.release().await.unwrap();
 }
