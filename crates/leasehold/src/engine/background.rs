@@ -11,19 +11,19 @@ use crate::callbacks::guarded;
 
 #[derive(Default)]
 pub(super) struct Background {
-    state: Mutex<State>,
+    state: Mutex<BackgroundState>,
     done: Notify,
 }
 
 #[derive(Default)]
-struct State {
+struct BackgroundState {
     under_way: usize,
     /// An error that no caller has received. The next close reports it.
     failed: Option<Error>,
 }
 
 impl Background {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, BackgroundState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

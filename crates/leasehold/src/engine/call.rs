@@ -23,10 +23,11 @@ use crate::backend::{Answer, BoxFuture, Destination, Part, RemoteBackend, Slot};
 use crate::callbacks::guarded;
 use crate::client_core::Delivery;
 use crate::clock::{Moment, Span};
+use crate::machine::Command;
 use crate::machine::lock::{LockOutcome, Record, Verdict};
 use crate::machine::pool::PoolQuery;
 use crate::stats::{PoolStats, Query, SemaphoreStats};
-use crate::{AcquisitionId, ClientInfo, Error};
+use crate::{ClientInfo, Error};
 
 /// The shortest time that the store has to answer an attempt after the first, also if the caller's wait ends sooner.
 const SHORTEST_ANSWER: Span = Span::from_millis(500);
@@ -307,7 +308,7 @@ impl Source for Call {
     fn settle(
         self: Arc<Self>,
         _part: &Part,
-        _id: Option<AcquisitionId>,
+        _command: Option<&Command>,
         answer: Result<Answer, Error>,
         sent: Moment,
         _round_trip: Duration,

@@ -14,7 +14,7 @@ use super::background::UnderWay;
 use super::deferred::Deferred;
 use super::meters::Meters;
 use super::registry::Listener;
-use super::sender::{Source, Taken, Urgency};
+use super::sender::{Source, Taken, TakenPart, Urgency};
 use super::ticket::{Grant, Ticket};
 use super::timers::Timed;
 use crate::backend::{Answer, Destination, Part, Slot};
@@ -36,11 +36,8 @@ pub(crate) trait Protocol: Send + Sync + Sized + 'static {
     /// Returns the limits that this client declares.
     fn declared(&self) -> Declared;
 
-    /// Returns the part of a request for these commands, of which there is at least one.
-    fn part(&self, declared: Declared, commands: Vec<Command>, now: Moment) -> Part;
-
-    /// Passes the commands of a part on. `id` is the id of the first one.
-    fn with_commands(&self, part: &Part, id: AcquisitionId, work: impl FnOnce(&[Command]));
+    /// Returns the part of a request for these commands. It has a command in it only if the part does not contain it.
+    fn part(&self, declared: Declared, commands: Vec<Command>, now: Moment) -> TakenPart;
 
     /// Reads the answer to a part. `deferred` runs when the lock is released.
     fn reply(&self, part: &Part, answer: Answer, deferred: &mut Deferred) -> Result<Reply, Error>;
@@ -219,9 +216,10 @@ impl<P: Protocol> Driver<P> {
         let result = work(&mut state, &mut deferred, now);
         self.notify(&mut state, now, &mut deferred);
         if let Some(memory) = self.core.store.memory() {
-            while let Some((part, id, sent)) = self.next_part(&mut state) {
+            while let Some(((part, command), sent)) = self.next_part(&mut state) {
                 let answer = memory.apply(&part);
-                self.apply_answer(&mut state, &part, id, answer, sent, &mut deferred);
+                let commands = commands_of(&part, command.as_ref());
+                self.apply_answer(&mut state, (&part, commands), answer, sent, &mut deferred);
                 self.notify(&mut state, self.core.now(), &mut deferred);
             }
         }
@@ -289,21 +287,19 @@ impl<P: Protocol> Driver<P> {
 
     /// Takes the next part for a store that answers at once. Also returns the moment from which the answer counts: before
     /// the command runs, because this thread may be paused as soon as it has run.
-    fn next_part(&self, state: &mut DriverState<P>) -> Option<(Part, AcquisitionId, Moment)> {
+    fn next_part(&self, state: &mut DriverState<P>) -> Option<(TakenPart, Moment)> {
         let (declared, now) = (self.protocol.declared(), self.core.now());
         let mut commands = state.core.take_renewals(P::MOST_COMMANDS);
         if commands.is_empty() {
             commands = state.core.take(P::MOST_COMMANDS, declared, now);
         }
-        let id = commands.first()?.id()?;
-        Some((self.protocol.part(declared, commands, now), id, now))
+        (!commands.is_empty()).then(|| (self.protocol.part(declared, commands, now), now))
     }
 
     fn apply_answer(
         &self,
         state: &mut DriverState<P>,
-        part: &Part,
-        id: AcquisitionId,
+        (part, commands): (&Part, &[Command]),
         answer: Result<Answer, Error>,
         sent: Moment,
         deferred: &mut Deferred,
@@ -319,10 +315,7 @@ impl<P: Protocol> Driver<P> {
             Err(error) => Answered::Refused(error),
         };
         state.rests = matches!(answered, Answered::NotNow);
-        let now = self.core.now();
-        self.protocol.with_commands(part, id, |commands| {
-            state.core.answered(commands, answered, sent, now);
-        });
+        state.core.answered(commands, answered, sent, self.core.now());
     }
 
     /// Applies the notices of the core.
@@ -409,6 +402,14 @@ impl<P: Protocol> Driver<P> {
     }
 }
 
+/// Returns the commands from which a part was made.
+fn commands_of<'a>(part: &'a Part, command: Option<&'a Command>) -> &'a [Command] {
+    match part {
+        Part::Semaphore { commands, .. } => commands,
+        Part::Lock(_) | Part::Pool(_) => command.map_or(&[], std::slice::from_ref),
+    }
+}
+
 impl<P: Protocol> Timed for Driver<P> {
     fn fire(&self, _now: Moment) {
         self.locked(|state, _, now| {
@@ -442,23 +443,21 @@ impl<P: Protocol> Source for Driver<P> {
         let no_longer_under_way = self.keep_alive(&mut state);
         drop(state);
         drop(no_longer_under_way);
-        let id = commands.first().and_then(Command::id);
-        let part = id.map(|id| (self.protocol.part(declared, commands, now), Some(id)));
+        let part = (!commands.is_empty()).then(|| self.protocol.part(declared, commands, now));
         Taken { part, more }
     }
 
     fn settle(
         self: Arc<Self>,
         part: &Part,
-        id: Option<AcquisitionId>,
+        command: Option<&Command>,
         answer: Result<Answer, Error>,
         sent: Moment,
         round_trip: Duration,
     ) {
-        let Some(id) = id else { return };
         self.locked(|state, deferred, _| {
             state.core.set_round_trip(round_trip);
-            self.apply_answer(state, part, id, answer, sent, deferred);
+            self.apply_answer(state, (part, commands_of(part, command)), answer, sent, deferred);
         });
     }
 }

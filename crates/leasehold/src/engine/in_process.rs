@@ -30,7 +30,7 @@ use crate::{AcquisitionId, Error, LossReason};
 /// One name of the memory store.
 pub(super) struct InProcessName {
     common: Common,
-    state: Mutex<State>,
+    state: Mutex<InProcessState>,
     /// Whether there were waiters after the last acquire that was not granted at once. This is a guess that is read
     /// without the lock. If it is wrong, an acquire creates a ticket that it does not need, or takes the lock twice.
     queued: AtomicBool,
@@ -38,12 +38,12 @@ pub(super) struct InProcessName {
 }
 
 /// The ticket of an acquisition, if it needs one.
-type Kept = Option<Arc<Ticket>>;
+type OptionalTicket = Option<Arc<Ticket>>;
 
-struct State {
-    store: MemorySemaphore<Kept>,
+struct InProcessState {
+    store: MemorySemaphore<OptionalTicket>,
     /// What the last command did to other acquisitions. Empty between commands.
-    effects: Effects<Kept>,
+    effects: Effects<OptionalTicket>,
     closed: bool,
     timers: BTreeSet<(Moment, Timer)>,
     sweep_at: Option<Moment>,
@@ -59,7 +59,7 @@ enum Timer {
     Sweep,
 }
 
-impl State {
+impl InProcessState {
     /// Applies what the last command did to other acquisitions. Losses come before grants, so that two holders never
     /// believe in the same permit.
     #[inline]
@@ -100,10 +100,10 @@ impl State {
     fn remove(
         &mut self,
         id: AcquisitionId,
-        known: ReleaseHint,
+        hint: ReleaseHint,
         deferred: &mut Deferred,
-    ) -> (Role, Kept) {
-        let (role, ticket) = self.store.release(id, known, &mut self.effects);
+    ) -> (Role, OptionalTicket) {
+        let (role, ticket) = self.store.release(id, hint, &mut self.effects);
         if let Some(at) = ticket.as_ref().and_then(|ticket| ticket.gives_up_at) {
             self.timers.remove(&(at, Timer::GiveUp(id)));
         }
@@ -135,7 +135,7 @@ impl InProcessName {
         let store = memory.semaphore(core.client);
         Arc::new_cyclic(|this| Self {
             common: Common::new(name, core),
-            state: Mutex::new(State {
+            state: Mutex::new(InProcessState {
                 store,
                 effects: Effects::default(),
                 closed: false,
@@ -148,13 +148,13 @@ impl InProcessName {
         })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, InProcessState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Runs `work` under the lock, and then sets the timer and wakes the tasks that `work` has notified.
     #[inline]
-    fn locked<T>(&self, work: impl FnOnce(&mut State, &mut Deferred) -> T) -> T {
+    fn locked<T>(&self, work: impl FnOnce(&mut InProcessState, &mut Deferred) -> T) -> T {
         self.go_on(self.state(), work)
     }
 
@@ -162,8 +162,8 @@ impl InProcessName {
     #[inline]
     fn go_on<T>(
         &self,
-        mut state: MutexGuard<'_, State>,
-        work: impl FnOnce(&mut State, &mut Deferred) -> T,
+        mut state: MutexGuard<'_, InProcessState>,
+        work: impl FnOnce(&mut InProcessState, &mut Deferred) -> T,
     ) -> T {
         let mut deferred = Deferred::default();
         let result = work(&mut state, &mut deferred);
@@ -201,7 +201,7 @@ impl InProcessName {
                 }
             };
             let (declared, terms) = (self.common.declared(), semaphore.terms);
-            let State { store, effects, .. } = state;
+            let InProcessState { store, effects, .. } = state;
             let wait = waiting.is_some();
             let outcome = store.enqueue(id, declared, wait, terms, share, keep, effects);
             // A refused acquire has declared nothing.
@@ -229,7 +229,7 @@ impl InProcessName {
     }
 
     #[cold]
-    fn set_timer(&self, mut state: MutexGuard<'_, State>) {
+    fn set_timer(&self, mut state: MutexGuard<'_, InProcessState>) {
         let next = state.timers.first().map(|(at, _)| *at);
         let before = std::mem::replace(&mut state.timer_at, next);
         drop(state);
@@ -350,14 +350,14 @@ impl NameState for InProcessName {
     }
 
     #[inline]
-    fn end(&self, id: AcquisitionId, known: ReleaseHint) {
+    fn end(&self, id: AcquisitionId, hint: ReleaseHint) {
         let mut state = self.state();
         let (_, ticket) = match state.store.remove_at_once(id) {
             Some(removed) => {
                 drop(state);
                 removed
             }
-            None => self.go_on(state, |state, deferred| state.remove(id, known, deferred)),
+            None => self.go_on(state, |state, deferred| state.remove(id, hint, deferred)),
         };
         // If no other owner has the ticket, there is no task to notify.
         if let Some(ticket) = ticket.filter(|ticket| Arc::strong_count(ticket) > 1) {
@@ -385,8 +385,8 @@ impl NameState for InProcessName {
             let ticket = Ticket::held(id, semaphore.clone(), Moment::NEVER);
             match state.check(id) {
                 Ok(()) => {
-                    if let Some(kept) = state.store.tag_mut(id) {
-                        *kept = Some(ticket.clone());
+                    if let Some(tag) = state.store.tag_mut(id) {
+                        *tag = Some(ticket.clone());
                     }
                 }
                 Err(reason) => drop(ticket.lose(reason, deferred)),
@@ -421,7 +421,7 @@ impl NameState for InProcessName {
             if state.closed {
                 return Err(Error::Closed);
             }
-            let State { store, effects, .. } = state;
+            let InProcessState { store, effects, .. } = state;
             let outcome = store.steer(&Command::Steer { capacity, steer }, effects);
             state.settle(deferred);
             match outcome {
@@ -440,7 +440,9 @@ impl NameState for InProcessName {
     fn stats(&self, waiters: Range<usize>) -> BoxFuture<SemaphoreStats> {
         let state = self.state();
         let now = state.store.now();
-        let label = |kept: &Kept| kept.as_ref().and_then(|ticket| ticket.spec.label().cloned());
+        let label = |ticket: &OptionalTicket| {
+            ticket.as_ref().and_then(|ticket| ticket.spec.label().cloned())
+        };
         let machine = state.store.machine();
         at_once(Ok(SemaphoreStats::of(&self.common.name, machine, now, waiters, label)))
     }

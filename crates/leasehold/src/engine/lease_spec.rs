@@ -19,7 +19,7 @@ pub(crate) trait LeaseSpec: Send + Sync {
 
     /// Releases what a dropped guard held, or cancels an acquire whose future was dropped, with [`ReleaseHint::Unused`]. The
     /// outcome is not reported.
-    fn end(&self, id: AcquisitionId, known: ReleaseHint);
+    fn end(&self, id: AcquisitionId, hint: ReleaseHint);
 
     /// Whether holders are renewed.
     fn renews(&self) -> bool {

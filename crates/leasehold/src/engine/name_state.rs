@@ -38,7 +38,7 @@ pub(crate) trait NameState: Listener + fmt::Debug {
 
     /// Releases a permit whose guard was dropped, or cancels an acquire whose future was dropped, with
     /// [`ReleaseHint::Unused`]. The outcome is not reported.
-    fn end(&self, id: AcquisitionId, known: ReleaseHint);
+    fn end(&self, id: AcquisitionId, hint: ReleaseHint);
 
     /// Releases an id, which need not belong to this client, and reports the outcome.
     fn release(&self, id: AcquisitionId, semaphore: &Arc<SemaphoreSpec>, by: ReleasedBy)
@@ -164,9 +164,9 @@ impl Common {
 
     /// Declares a rate. The newest declaration wins; repeating the same rate is not a new declaration.
     pub(crate) fn declare_rate(&self, rate: Rate) {
-        let mut known = self.rate();
-        if known.is_none_or(|(known, _)| known != rate) {
-            *known = Some((rate, true));
+        let mut declared = self.rate();
+        if declared.is_none_or(|(declared, _)| declared != rate) {
+            *declared = Some((rate, true));
             self.has_rate.store(true, Ordering::Relaxed);
         }
     }
@@ -190,8 +190,8 @@ impl Common {
     fn acknowledge_news(&self, declared: Declared) {
         let Declared { capacity, is_new, rate, rate_is_new } = declared;
         if rate_is_new
-            && let Some((known, is_new)) = &mut *self.rate()
-            && rate == Some(*known)
+            && let Some((newest, is_new)) = &mut *self.rate()
+            && rate == Some(*newest)
         {
             *is_new = false;
         }
@@ -221,13 +221,13 @@ impl Common {
     /// Declares a capacity. The newest declaration wins; repeating the same number is not a new declaration. A change
     /// is logged as a warning, once for each name, because it usually means that two parts of a program disagree.
     pub(crate) fn declare(&self, capacity: u32) {
-        let known = self.declared.load(Ordering::Relaxed);
-        if known & !UNACKNOWLEDGED == u64::from(capacity) {
+        let declared = self.declared.load(Ordering::Relaxed);
+        if declared & !UNACKNOWLEDGED == u64::from(capacity) {
             return;
         }
         self.declared.store(u64::from(capacity) | UNACKNOWLEDGED, Ordering::Relaxed);
         // An assumed capacity was not a declaration.
-        let before = if known & ASSUMED == 0 { known & !UNACKNOWLEDGED } else { 0 };
+        let before = if declared & ASSUMED == 0 { declared & !UNACKNOWLEDGED } else { 0 };
         if before != 0 && !self.capacity_changed.swap(true, Ordering::Relaxed) {
             let name = self.name.as_str();
             let now = capacity;

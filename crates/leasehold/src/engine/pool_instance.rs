@@ -11,15 +11,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use super::Core;
 use super::deferred::Deferred;
 use super::driver::{Driver, Protocol};
+use super::sender::TakenPart;
 use crate::backend::{Answer, Part};
 use crate::client_core::Rules;
 use crate::clock::{Moment, Span};
 use crate::machine::pool::{PoolAction, PoolCommand, PoolOutcome, Status};
-use crate::machine::{
-    Command, Declared, Held, Outcome, ReleaseHint, Reply, Role, Share, Subject, Terms,
-};
+use crate::machine::{Command, Declared, Held, Outcome, Reply, Role, Subject, Terms};
 use crate::name::Name;
-use crate::{AcquisitionId, Error, Fence};
+use crate::{Error, Fence};
 
 /// A third of the shortest lease that is common. Another program that shares the pool judges our leases by its own
 /// setting: for one such program (osparc) the default is 10 s.
@@ -116,7 +115,7 @@ impl Protocol for PoolProtocol {
         Declared::capacity(self.capacity.load(Ordering::Acquire), false)
     }
 
-    fn part(&self, declared: Declared, commands: Vec<Command>, _now: Moment) -> Part {
+    fn part(&self, declared: Declared, mut commands: Vec<Command>, _now: Moment) -> TakenPart {
         let (pool, instance) = self.key.clone();
         let action = match commands.first() {
             Some(Command::Enqueue { terms, .. }) => {
@@ -130,22 +129,7 @@ impl Protocol for PoolProtocol {
             _ => PoolAction::Release { instance },
         };
         let ttl = Span::from_micros(self.ttl.load(Ordering::Acquire));
-        Part::Pool(PoolCommand { pool, ttl, action })
-    }
-
-    fn with_commands(&self, part: &Part, id: AcquisitionId, work: impl FnOnce(&[Command])) {
-        let Part::Pool(PoolCommand { ttl, action, .. }) = part else { return };
-        let terms = Terms { lease: Some(*ttl), ttl: None };
-        let (share, declared) = (Share::ONE, self.declared());
-        work(&[match action {
-            PoolAction::Acquire { .. } => {
-                Command::Enqueue { id, declared, wait: false, terms, share, label: None }
-            }
-            PoolAction::Renew { .. } => Command::Renew { id, terms },
-            PoolAction::Release { .. } | PoolAction::Count => {
-                Command::Release { id, known: ReleaseHint::Nothing }
-            }
-        }]);
+        (Part::Pool(PoolCommand { pool, ttl, action }), commands.pop())
     }
 
     fn reply(&self, part: &Part, answer: Answer, _deferred: &mut Deferred) -> Result<Reply, Error> {

@@ -9,7 +9,7 @@ use super::deferred::Deferred;
 use super::driver::{Driver, Protocol};
 use super::name_state::{Common, Entered, NameState, Release, ReleasedBy};
 use super::semaphore_spec::SemaphoreSpec;
-use super::sender::MAX_IDS;
+use super::sender::{MAX_IDS, TakenPart};
 use super::ticket::Ticket;
 use crate::backend::{Answer, BoxFuture, Part, RemoteBackend, Slot};
 use crate::client_core::{Request, Rules};
@@ -45,14 +45,8 @@ impl Protocol for SemaphoreProtocol {
         self.common.declared()
     }
 
-    fn part(&self, declared: Declared, commands: Vec<Command>, _now: Moment) -> Part {
-        Part::Semaphore { name: self.common.name.clone(), declared, commands }
-    }
-
-    fn with_commands(&self, part: &Part, _id: AcquisitionId, work: impl FnOnce(&[Command])) {
-        if let Part::Semaphore { commands, .. } = part {
-            work(commands);
-        }
+    fn part(&self, declared: Declared, commands: Vec<Command>, _now: Moment) -> TakenPart {
+        (Part::Semaphore { name: self.common.name.clone(), declared, commands }, None)
     }
 
     fn reply(&self, part: &Part, answer: Answer, _deferred: &mut Deferred) -> Result<Reply, Error> {
@@ -126,7 +120,7 @@ impl NameState for RemoteName {
         }
     }
 
-    fn end(&self, id: AcquisitionId, _known: ReleaseHint) {
+    fn end(&self, id: AcquisitionId, _hint: ReleaseHint) {
         self.end(id);
     }
 

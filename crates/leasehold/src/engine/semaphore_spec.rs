@@ -45,8 +45,8 @@ impl LeaseSpec for SemaphoreSpec {
         Id::Permit(id)
     }
 
-    fn end(&self, id: AcquisitionId, known: ReleaseHint) {
-        self.named.end(id, known);
+    fn end(&self, id: AcquisitionId, hint: ReleaseHint) {
+        self.named.end(id, hint);
     }
 
     fn label(&self) -> Option<&Arc<str>> {

@@ -17,10 +17,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use crate::Error;
 use crate::backend::{Answer, Destination, Part};
 use crate::client_core::timing;
 use crate::clock::{Moment, Span};
-use crate::{AcquisitionId, Error};
+use crate::machine::Command;
 
 /// The most ids in one request. [`MAX_PARTS`] is the most parts. The server serves no other client while it applies a
 /// request, so both are bounded.
@@ -72,12 +73,12 @@ pub(crate) trait Source: Send + Sync {
     /// Takes at most `room` commands that are still wanted. They count as sent from now on.
     fn take(self: Arc<Self>, urgency: Urgency, room: usize) -> Taken;
 
-    /// Receives the answer to a part that was taken with `id` and sent at `sent`. With [`Error::Unavailable`] the outcome is
+    /// Receives the answer to a part that was taken with `command` and sent at `sent`. With [`Error::Unavailable`] the outcome is
     /// unknown. `round_trip` is the slowest answer of the destination that is still normal.
     fn settle(
         self: Arc<Self>,
         part: &Part,
-        id: Option<AcquisitionId>,
+        command: Option<&Command>,
         answer: Result<Answer, Error>,
         sent: Moment,
         round_trip: Duration,
@@ -93,10 +94,12 @@ type WaitingSource = Weak<dyn Source>;
 /// When a line has this many sources, those that were dropped are removed from it.
 const CLEAN_UP_FROM: usize = 1024;
 
+/// A part of a request, and the command from which it was made, unless the part contains it.
+pub(crate) type TakenPart = (Part, Option<Command>);
+
 /// The commands that a source had to send.
 pub(crate) struct Taken {
-    /// The part, and the id of its first command. A call has no id.
-    pub(crate) part: Option<(Part, Option<AcquisitionId>)>,
+    pub(crate) part: Option<TakenPart>,
     /// Whether there are more, so that the source joins the line again.
     pub(crate) more: bool,
 }
@@ -105,7 +108,7 @@ pub(crate) struct Taken {
 pub(crate) struct Request {
     pub(crate) to: Destination,
     pub(crate) parts: Arc<[Part]>,
-    pub(crate) sources: Vec<(Arc<dyn Source>, Option<AcquisitionId>)>,
+    pub(crate) sources: Vec<(Arc<dyn Source>, Option<Command>)>,
     pub(crate) sent: Moment,
     urgency: Urgency,
 }
@@ -188,10 +191,10 @@ impl Batch {
             if more {
                 again.push(waiting);
             }
-            if let Some((part, id)) = part {
+            if let Some((part, command)) = part {
                 room = room.saturating_sub(part.len());
                 parts.push(part);
-                sources.push((source, id));
+                sources.push((source, command));
             }
         }
         let ids = MAX_IDS - room;

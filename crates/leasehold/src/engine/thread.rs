@@ -215,8 +215,8 @@ impl Thread {
                 (parts.iter().map(|_| Err(error.clone())).collect(), round_trip)
             }
         };
-        for (((source, id), part), answer) in sources.iter().zip(&**parts).zip(answers) {
-            source.clone().settle(part, *id, answer, *sent, round_trip);
+        for (((source, command), part), answer) in sources.iter().zip(&**parts).zip(answers) {
+            source.clone().settle(part, command.as_ref(), answer, *sent, round_trip);
         }
     }
 
@@ -296,7 +296,7 @@ fn apply(core: &Arc<Core>, event: Event) {
     match event {
         Event::Granted(..) if crate::broken::is("wakeup") => {}
         Event::Granted(name, id, grant) => {
-            // A permit for an id that this client has forgotten is released: see `State::woken`.
+            // A permit for an id that this client has forgotten is released: see `NameCore::woken`.
             let named = core.registry.find(&name).or_else(|| core.named(&name).ok());
             if let Some(named) = named {
                 named.granted(id, grant);

@@ -46,7 +46,7 @@ impl Grant {
 }
 
 #[derive(Debug)]
-enum State {
+enum TicketState {
     Waiting(Option<Waker>),
     /// Granted, but the future has not been polled since.
     Granted {
@@ -73,16 +73,16 @@ struct Registered(Vec<(u64, Waker)>);
 impl Watchers {
     /// Whether `waker` is already registered under this key.
     pub(super) fn has(&self, key: Option<u64>, waker: &Waker) -> bool {
-        self.iter().any(|(known, other)| Some(*known) == key && other.will_wake(waker))
+        self.iter().any(|(registered, other)| Some(*registered) == key && other.will_wake(waker))
     }
 
     /// Registers a waker. `key` is `None` at first, and the caller keeps it. Returns a waker to drop after all locks
     /// are released.
     pub(super) fn register(&mut self, key: &mut Option<u64>, waker: Waker) -> Option<Waker> {
         let Registered(wakers) = &mut **self.0.get_or_insert_default();
-        let known = key.and_then(|key| wakers.iter_mut().find(|(known, _)| *known == key));
-        if let Some((_, known)) = known {
-            return Some(std::mem::replace(known, waker));
+        let registered = key.and_then(|key| wakers.iter_mut().find(|(other, _)| *other == key));
+        if let Some((_, registered)) = registered {
+            return Some(std::mem::replace(registered, waker));
         }
         let new = wakers.last().map_or(0, |(last, _)| last + 1);
         wakers.push((new, waker));
@@ -93,7 +93,7 @@ impl Watchers {
     /// Removes a waker. Returns it, to be dropped after all locks are released.
     pub(super) fn forget(&mut self, key: u64) -> Option<Waker> {
         let Registered(wakers) = &mut **self.0.as_mut()?;
-        let at = wakers.iter().position(|(known, _)| *known == key)?;
+        let at = wakers.iter().position(|(other, _)| *other == key)?;
         Some(wakers.remove(at).1)
     }
 
@@ -119,7 +119,7 @@ pub(crate) struct Ticket {
     valid_until: AtomicU64,
     /// Whether `valid_until` is limited by the TTL.
     limited_by_ttl: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<TicketState>,
 }
 
 impl Ticket {
@@ -160,7 +160,7 @@ impl Ticket {
             gives_up_at: within.map(|within| queued_at + within),
             valid_until: AtomicU64::new(0),
             limited_by_ttl: AtomicBool::new(false),
-            state: Mutex::new(State::Waiting(waker)),
+            state: Mutex::new(TicketState::Waiting(waker)),
         })
     }
 
@@ -179,14 +179,14 @@ impl Ticket {
             gives_up_at: None,
             valid_until: AtomicU64::new(valid_until.micros()),
             limited_by_ttl: AtomicBool::new(false),
-            state: Mutex::new(State::Held(Watchers::default(), None)),
+            state: Mutex::new(TicketState::Held(Watchers::default(), None)),
         })
     }
 
     /// Creates the ticket for the release of an id without a guard in this client.
     pub(crate) fn releasing(id: AcquisitionId, spec: Arc<dyn LeaseSpec>) -> Arc<Self> {
         let ticket = Self::held(id, spec, Moment::from_micros(0));
-        *ticket.state() = State::Releasing(Watchers::default());
+        *ticket.state() = TicketState::Releasing(Watchers::default());
         ticket
     }
 
@@ -195,26 +195,29 @@ impl Ticket {
         let state = self.state();
         !matches!(
             *state,
-            State::Waiting(_) | State::Granted { .. } | State::Failed(_) | State::Full
+            TicketState::Waiting(_)
+                | TicketState::Granted { .. }
+                | TicketState::Failed(_)
+                | TicketState::Full
         )
     }
 
     /// Grants the permit to the waiting future. Returns `false` if it no longer waits.
     pub(crate) fn grant(&self, grant: Grant, valid_until: Moment, deferred: &mut Deferred) -> bool {
         let mut state = self.state();
-        let State::Waiting(waker) = &mut *state else { return false };
+        let TicketState::Waiting(waker) = &mut *state else { return false };
         self.valid_until.store(valid_until.micros(), Ordering::Release);
         deferred.wake(waker.take());
-        *state = State::Granted { slot_number: grant.slot_number, fence: grant.fence };
+        *state = TicketState::Granted { slot_number: grant.slot_number, fence: grant.fence };
         true
     }
 
     /// Ends the wait with an error. Returns `false` if it has ended already.
     pub(crate) fn fail(&self, error: Error, deferred: &mut Deferred) -> bool {
         let mut state = self.state();
-        let State::Waiting(waker) = &mut *state else { return false };
+        let TicketState::Waiting(waker) = &mut *state else { return false };
         deferred.wake(waker.take());
-        *state = State::Failed(Box::new(error));
+        *state = TicketState::Failed(Box::new(error));
         true
     }
 
@@ -222,32 +225,32 @@ impl Ticket {
     pub(crate) fn cancel(&self, deferred: &mut Deferred) {
         let mut state = self.state();
         match &mut *state {
-            State::Waiting(waker) => {
+            TicketState::Waiting(waker) => {
                 if let Some(waker) = waker.take() {
                     deferred.add(move || drop(waker));
                 }
-                *state = State::Failed(Box::new(Error::Closed));
+                *state = TicketState::Failed(Box::new(Error::Closed));
                 return;
             }
-            State::Held(watchers, hold) => {
+            TicketState::Held(watchers, hold) => {
                 watchers.wake(deferred);
                 if let Some(hold) = hold.take() {
                     self.end_hold(hold, deferred);
                 }
             }
-            State::Granted { .. } => {}
+            TicketState::Granted { .. } => {}
             _ => return,
         }
         self.valid_until.store(0, Ordering::Release);
-        *state = State::Releasing(Watchers::default());
+        *state = TicketState::Releasing(Watchers::default());
     }
 
     /// Ends a try for which no permit was free.
     pub(crate) fn full(&self, deferred: &mut Deferred) {
         let mut state = self.state();
-        if let State::Waiting(waker) = &mut *state {
+        if let TicketState::Waiting(waker) = &mut *state {
             deferred.wake(waker.take());
-            *state = State::Full;
+            *state = TicketState::Full;
         }
     }
 
@@ -255,17 +258,17 @@ impl Ticket {
     pub(crate) fn lose(&self, reason: LossReason, deferred: &mut Deferred) -> bool {
         let mut state = self.state();
         let hold = match &mut *state {
-            State::Held(watchers, hold) => {
+            TicketState::Held(watchers, hold) => {
                 watchers.wake(deferred);
                 hold.take()
             }
             // The lease of a lock that is not renewed may be shorter than a round trip. Its guard then finds it lost.
-            State::Granted { .. } if reason == LossReason::LeaseEnded => return false,
-            State::Granted { .. } => None,
+            TicketState::Granted { .. } if reason == LossReason::LeaseEnded => return false,
+            TicketState::Granted { .. } => None,
             _ => return false,
         };
         self.valid_until.store(0, Ordering::Release);
-        *state = State::Lost(reason);
+        *state = TicketState::Lost(reason);
         self.report_loss(reason, hold, deferred);
         true
     }
@@ -295,7 +298,7 @@ impl Ticket {
     /// Observes the permit from now on, until it ends. If it has already ended, the loss has been reported.
     pub(crate) fn watch(&self, hold: Hold) {
         let mut state = self.state();
-        if let State::Held(_, slot) = &mut *state {
+        if let TicketState::Held(_, slot) = &mut *state {
             *slot = Some(hold);
             return;
         }
@@ -311,7 +314,7 @@ impl Ticket {
     /// Returns `false` in that case: the holder may have noticed after the engine last looked at the clock.
     pub(crate) fn extend(&self, valid_until: Moment) -> bool {
         let state = self.state();
-        if !matches!(*state, State::Granted { .. } | State::Held(..)) {
+        if !matches!(*state, TicketState::Granted { .. } | TicketState::Held(..)) {
             return true;
         }
         let is_valid = self.now() < self.valid_until();
@@ -328,7 +331,7 @@ impl Ticket {
 
     /// Stops tracking the lease. The store keeps it.
     pub(crate) fn detach(&self, deferred: &mut Deferred) {
-        if let State::Held(_, hold) = &mut *self.state()
+        if let TicketState::Held(_, hold) = &mut *self.state()
             && let Some(hold) = hold.take()
         {
             deferred.add(move || hold.detached());
@@ -339,9 +342,9 @@ impl Ticket {
     /// Sets the outcome of the release.
     pub(crate) fn finish_release(&self, outcome: Result<bool, Error>, deferred: &mut Deferred) {
         let mut state = self.state();
-        if let State::Releasing(wakers) = &mut *state {
+        if let TicketState::Releasing(wakers) = &mut *state {
             wakers.wake(deferred);
-            *state = State::Released(outcome.map_err(Box::new));
+            *state = TicketState::Released(outcome.map_err(Box::new));
         }
     }
 
@@ -364,8 +367,8 @@ impl Ticket {
 
     fn loss(&self) -> LossReason {
         match *self.state() {
-            State::Lost(reason) => reason,
-            State::Releasing(_) | State::Released(_) => LossReason::Released,
+            TicketState::Lost(reason) => reason,
+            TicketState::Releasing(_) | TicketState::Released(_) => LossReason::Released,
             // The validity has ended, but the engine has not noticed yet.
             _ => self.why_ended(),
         }
@@ -386,8 +389,10 @@ impl Ticket {
     pub(crate) fn poll_granted(&self, cx: &mut Context<'_>) -> Poll<Result<Option<Grant>, Error>> {
         let mut state = self.state();
         match &*state {
-            State::Waiting(Some(waker)) if waker.will_wake(cx.waker()) => return Poll::Pending,
-            State::Waiting(_) => {
+            TicketState::Waiting(Some(waker)) if waker.will_wake(cx.waker()) => {
+                return Poll::Pending;
+            }
+            TicketState::Waiting(_) => {
                 drop(state);
                 if self.register(cx.waker().clone()) {
                     return Poll::Pending;
@@ -404,27 +409,30 @@ impl Ticket {
         // Dropped after the lock is released: the previous waker, or this one if it comes too late.
         let mut unused = Some(waker);
         let mut state = self.state();
-        let State::Waiting(slot) = &mut *state else { return false };
+        let TicketState::Waiting(slot) = &mut *state else { return false };
         std::mem::swap(slot, &mut unused);
         drop(state);
         true
     }
 
     /// Returns the result of an acquire that no longer waits.
-    fn settled(&self, mut state: MutexGuard<'_, State>) -> Result<Option<Grant>, Error> {
+    fn settled(&self, mut state: MutexGuard<'_, TicketState>) -> Result<Option<Grant>, Error> {
         match &mut *state {
-            State::Granted { slot_number, fence } => {
+            TicketState::Granted { slot_number, fence } => {
                 let (slot_number, fence) = (*slot_number, *fence);
-                *state = State::Held(Watchers::default(), None);
+                *state = TicketState::Held(Watchers::default(), None);
                 drop(state);
                 let waited_micros = self.now().micros().saturating_sub(self.queued_at.micros());
                 Ok(Some(Grant { slot_number, fence, waited_micros }))
             }
-            State::Full => Ok(None),
-            State::Failed(error) => Err(*error.clone()),
-            State::Lost(LossReason::Closed) => Err(Error::Closed),
-            State::Lost(reason) => Err(self.lost(*reason)),
-            State::Waiting(_) | State::Held(..) | State::Releasing(_) | State::Released(_) => {
+            TicketState::Full => Ok(None),
+            TicketState::Failed(error) => Err(*error.clone()),
+            TicketState::Lost(LossReason::Closed) => Err(Error::Closed),
+            TicketState::Lost(reason) => Err(self.lost(*reason)),
+            TicketState::Waiting(_)
+            | TicketState::Held(..)
+            | TicketState::Releasing(_)
+            | TicketState::Released(_) => {
                 Err(Error::internal("an acquire was polled after it had completed"))
             }
         }
@@ -439,14 +447,14 @@ impl Ticket {
         if let Err(reason) = self.check() {
             return Poll::Ready(reason);
         }
-        if let State::Held(watchers, _) = &*self.state()
+        if let TicketState::Held(watchers, _) = &*self.state()
             && watchers.has(*key, cx.waker())
         {
             return Poll::Pending;
         }
         let waker = cx.waker().clone();
         let mut state = self.state();
-        let State::Held(watchers, _) = &mut *state else {
+        let TicketState::Held(watchers, _) = &mut *state else {
             drop(state);
             return Poll::Ready(self.loss());
         };
@@ -459,7 +467,7 @@ impl Ticket {
     /// Removes the waker of a task that no longer waits for the loss.
     pub(crate) fn forget_watcher(&self, key: u64) {
         let unused = match &mut *self.state() {
-            State::Held(watchers, _) => watchers.forget(key),
+            TicketState::Held(watchers, _) => watchers.forget(key),
             _ => None,
         };
         drop(unused);
@@ -467,23 +475,23 @@ impl Ticket {
 
     /// Polls the outcome of the release. Called by its future.
     pub(crate) fn poll_released(&self, cx: &mut Context<'_>) -> Poll<Result<bool, Error>> {
-        let released = |state: &State| match state {
-            State::Released(outcome) => outcome.clone().map_err(|error| *error),
+        let released = |state: &TicketState| match state {
+            TicketState::Released(outcome) => outcome.clone().map_err(|error| *error),
             // The permit was lost before the release.
             _ => Ok(false),
         };
         match &*self.state() {
-            State::Releasing(wakers)
-                if wakers.iter().any(|(_, known)| known.will_wake(cx.waker())) =>
+            TicketState::Releasing(wakers)
+                if wakers.iter().any(|(_, waker)| waker.will_wake(cx.waker())) =>
             {
                 return Poll::Pending;
             }
-            State::Releasing(_) => {}
+            TicketState::Releasing(_) => {}
             state => return Poll::Ready(released(state)),
         }
         let waker = cx.waker().clone();
         let mut state = self.state();
-        if let State::Releasing(wakers) = &mut *state {
+        if let TicketState::Releasing(wakers) = &mut *state {
             // The key is new, so no waker is replaced.
             wakers.register(&mut None, waker);
             return Poll::Pending;
@@ -518,7 +526,7 @@ impl Ticket {
         Error::Lost { what: "place", name, id, reason: LossReason::Released }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, TicketState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

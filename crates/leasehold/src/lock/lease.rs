@@ -14,12 +14,11 @@ use crate::engine::Core;
 use crate::engine::deferred::Deferred;
 use crate::engine::driver::{Driver, Protocol};
 use crate::engine::lease_spec::LeaseSpec;
+use crate::engine::sender::TakenPart;
 use crate::engine::watch::{Id, Watch};
 use crate::guard::LeaseGuard;
 use crate::machine::lock::{Acquired, LockCommand, LockOutcome, NotifyWhen, Verdict};
-use crate::machine::{
-    Command, Declared, Held, Outcome, ReleaseHint, Reply, Role, Share, Subject, Terms,
-};
+use crate::machine::{Command, Declared, Held, Outcome, ReleaseHint, Reply, Role, Subject, Terms};
 use crate::{AcquisitionId, Error, Fence, LockId};
 
 /// The lease of one lock id.
@@ -119,9 +118,9 @@ impl Protocol for LockProtocol {
         Declared::capacity(1, false)
     }
 
-    fn part(&self, _declared: Declared, commands: Vec<Command>, now: Moment) -> Part {
+    fn part(&self, _declared: Declared, mut commands: Vec<Command>, now: Moment) -> TakenPart {
         let (id, key) = (self.id, self.spec.key.clone());
-        Part::Lock(match commands.first() {
+        let part = Part::Lock(match commands.first() {
             Some(Command::Enqueue { .. }) => {
                 self.sent_at.store(now.micros(), Ordering::Release);
                 let expected = match self.spec.next_fence.load(Ordering::Relaxed) {
@@ -144,20 +143,8 @@ impl Protocol for LockProtocol {
                 let held = known && now.micros() < self.held_until.load(Ordering::Acquire);
                 LockCommand::Release { id, key: Some(key), held }
             }
-        })
-    }
-
-    fn with_commands(&self, part: &Part, id: AcquisitionId, work: impl FnOnce(&[Command])) {
-        let Part::Lock(command) = part else { return };
-        let terms = self.spec.terms();
-        let (share, declared) = (Share::ONE, self.declared());
-        work(&[match command {
-            LockCommand::Acquire { .. } => {
-                Command::Enqueue { id, declared, wait: false, terms, share, label: None }
-            }
-            LockCommand::Extend { .. } => Command::Renew { id, terms },
-            _ => Command::Release { id, known: ReleaseHint::Nothing },
-        }]);
+        });
+        (part, commands.pop())
     }
 
     fn reply(&self, _part: &Part, answer: Answer, deferred: &mut Deferred) -> Result<Reply, Error> {
@@ -237,7 +224,7 @@ impl LeaseSpec for LockLease {
         Id::Lock(self.protocol.id)
     }
 
-    fn end(&self, id: AcquisitionId, _known: ReleaseHint) {
+    fn end(&self, id: AcquisitionId, _hint: ReleaseHint) {
         self.end(id);
     }
 
