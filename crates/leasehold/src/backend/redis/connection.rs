@@ -1,7 +1,8 @@
 //! The connection to one server. Its socket is replaced when it is lost or suspect.
 //!
-//! Waiting for the connection happens here. A query waits until the connection is up, or fails at its own deadline. The
-//! engine's sender sends nothing while the connection is down. A new connection resumes both at once.
+//! Waiting for the connection happens here. A query waits until the connection is up; [`Topology`](super::topology::Topology)
+//! repeats it, and limits its time. The engine's sender sends nothing while the connection is down. A new connection
+//! resumes both at once.
 
 use std::collections::HashSet;
 use std::num::NonZeroU32;
