@@ -23,7 +23,7 @@ use super::command::RedisCommand;
 use super::connect::{AbortOnDrop, Identity, OpenSocket};
 use super::connection::Connection;
 use super::deployment::{SentinelSettings, ServerSettings};
-use super::errors::{RedisError, translate};
+use super::errors::{RedisError, translate, within};
 use super::value::{PushKind, Value};
 use crate::callbacks::event;
 use crate::{ClientId, Error};
@@ -138,13 +138,12 @@ impl Sentinels {
             let info = self.named.server.at(&address.0, address.1);
             let what = format!("connecting to {}", info.address());
             let connected = connection.connect_to(&info, client, before);
-            match tokio::time::timeout(limit, connected).await {
-                Ok(Ok(mut socket)) => {
+            match within(limit, &what, connected).await {
+                Ok(mut socket) => {
                     socket.announced = Some(Announced { receiver, epoch: newest.epoch });
                     return Ok(socket);
                 }
-                Ok(Err(error)) => failed(error),
-                Err(_) => failed(Error::unavailable(what, true, None)),
+                Err(error) => failed(error),
             }
         }
         Err(problem.unwrap_or_else(|| Error::internal("the list of sentinels is empty")))
