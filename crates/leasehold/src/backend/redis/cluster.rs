@@ -25,6 +25,7 @@ use super::RedisSettings;
 use super::connect::client_record;
 use super::connection::{Connection, RECORD_CLIENT_EVERY, Target};
 use super::deployment::ServerSettings;
+use super::errors::within;
 use super::scripts::Scripts;
 use super::slots::SLOTS;
 use crate::backend::{Destination, Event, Report, Slot};
@@ -122,10 +123,8 @@ impl Cluster {
         let mut first_map = self.first_map.subscribe();
         let decided = first_map.wait_for(Option::is_some).await.map_err(|_| Error::Closed)?.clone();
         decided.unwrap_or(Ok(()))?;
-        tokio::time::timeout_at(until, self.reach_one()).await.unwrap_or_else(|_| {
-            let what = format!("connecting to {}", self.settings.address);
-            Err(Error::unavailable(what, true, None))
-        })
+        let what = format!("connecting to {}", self.settings.address);
+        within(until.saturating_duration_since(Instant::now()), &what, self.reach_one()).await
     }
 
     /// Waits until one primary is connected. One is enough: the others may recover later.

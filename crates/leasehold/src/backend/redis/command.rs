@@ -95,20 +95,9 @@ pub(super) fn pack(commands: &[RedisCommand]) -> Vec<u8> {
 }
 
 /// Writes a type and a number.
-fn add_header(packed: &mut Vec<u8>, kind: u8, mut number: usize) {
-    let (mut digits, mut first) = ([0; 20], 20);
-    loop {
-        first -= 1;
-        #[allow(clippy::cast_possible_truncation)] // below 10
-        let digit = (number % 10) as u8;
-        digits[first] = b'0' + digit;
-        number /= 10;
-        if number == 0 {
-            break;
-        }
-    }
+fn add_header(packed: &mut Vec<u8>, kind: u8, number: usize) {
     packed.push(kind);
-    packed.extend_from_slice(&digits[first..]);
+    packed.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
     packed.extend_from_slice(b"\r\n");
 }
 

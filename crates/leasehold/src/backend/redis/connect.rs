@@ -240,28 +240,24 @@ impl OpenSocket {
         // and the reason is then the reply to HELLO.
         let hello = socket.send(&[hello(info)]);
         let rest = socket.send(&after_hello(info));
-        let open = Self::begin_to_read(settings, info.clone(), socket);
-        for (replies, must_succeed) in [(hello, true), (rest, info.database != 0)] {
-            let first = received(replies).await?.into_iter().next();
-            first.filter(|_| must_succeed).unwrap_or_default().checked()?;
-        }
-        Ok(open)
-    }
-
-    fn begin_to_read(settings: &RedisSettings, info: ServerSettings, socket: Arc<Socket>) -> Self {
         let (push, wake_ups) = mpsc::channel(MOST_WAKE_UPS);
         let (reading, answer_timeout) = (socket.clone(), settings.answer_timeout);
         // The channel closes when the connection is lost.
         let reader = tokio::spawn(async move { reading.read(answer_timeout, &push).await });
-        Self {
+        let open = Self {
             socket,
-            info,
+            info: info.clone(),
             wake_ups,
             announced: None,
             _reader: AbortOnDrop(reader),
             identity: Identity::default(),
             stragglers: false,
+        };
+        for (replies, must_succeed) in [(hello, true), (rest, info.database != 0)] {
+            let first = received(replies).await?.into_iter().next();
+            first.filter(|_| must_succeed).unwrap_or_default().checked()?;
         }
+        Ok(open)
     }
 
     /// Sends commands and returns their replies.

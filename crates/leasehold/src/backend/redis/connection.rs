@@ -1,7 +1,8 @@
 //! The connection to one server. Its socket is replaced when it is lost or suspect.
 //!
-//! Waiting for the connection happens here. A query waits until the connection is up, or fails at its own deadline. The
-//! engine's sender sends nothing while the connection is down. A new connection resumes both at once.
+//! Waiting for the connection happens here. A query waits until the connection is up; [`Topology`](super::topology::Topology)
+//! repeats it, and limits its time. The engine's sender sends nothing while the connection is down. A new connection
+//! resumes both at once.
 
 use std::collections::HashSet;
 use std::num::NonZeroU32;
@@ -16,7 +17,7 @@ use super::RedisSettings;
 use super::command::RedisCommand;
 use super::connect::{Identity, OpenSocket, client_record, received};
 use super::deployment::ServerSettings;
-use super::errors::{RedisError, ServerError, translate, translate_server};
+use super::errors::{RedisError, ServerError, translate, translate_server, within};
 use super::scripts::Scripts;
 use super::sentinel::{Sentinels, moved_from};
 use super::server_clock::ServerClock;
@@ -295,12 +296,9 @@ impl Connection {
         let mut before: Option<Identity> = None;
         let mut delay = SHORTEST_DELAY;
         loop {
+            let what = format!("connecting to {}", self.address);
             let connecting = self.connect(client, before.as_ref());
-            let connected = tokio::time::timeout(self.settings.connect_timeout, connecting).await;
-            let connected = connected.unwrap_or_else(|_| {
-                let what = format!("connecting to {}", self.address);
-                Err(Error::unavailable(what, true, None))
-            });
+            let connected = within(self.settings.connect_timeout, &what, connecting).await;
             match connected {
                 Ok(open) => {
                     let since = Instant::now();

@@ -67,17 +67,11 @@ impl fmt::Debug for ServerSettings {
 }
 
 /// How to connect to the sentinels, where that differs from the server.
-#[derive(Clone, Default)]
+#[derive(Clone, Default, PartialEq)]
 pub(crate) struct SentinelAccess {
     pub(crate) user: Option<String>,
     pub(crate) password: Option<String>,
     pub(crate) tls: Option<bool>,
-}
-
-impl SentinelAccess {
-    pub(crate) fn is_default(&self) -> bool {
-        self.user.is_none() && self.password.is_none() && self.tls.is_none()
-    }
 }
 
 impl Deployment {

@@ -1,6 +1,7 @@
 //! The errors of requests to Redis, and how they become [`Error`].
 
 use std::sync::Arc;
+use std::time::Duration;
 use std::{fmt, io};
 
 use super::tls::distrust;
@@ -111,6 +112,16 @@ fn unwrap(text: &str) -> Option<(&str, &str)> {
     let (code, detail) = text.trim_start_matches('-').split_once(' ')?;
     let is_code = code.len() >= 3 && code.bytes().all(|byte| byte.is_ascii_uppercase());
     is_code.then_some((code, detail))
+}
+
+/// Returns the result of an attempt. Fails if the attempt takes longer than `limit`.
+pub(super) async fn within<T>(
+    limit: Duration,
+    what: &str,
+    attempt: impl Future<Output = Result<T, Error>>,
+) -> Result<T, Error> {
+    let in_time = tokio::time::timeout(limit, attempt).await;
+    in_time.unwrap_or_else(|_| Err(Error::unavailable(what, true, None)))
 }
 
 /// Maps an error. `what` names the attempt and must not contain a secret. The result contains none either: the text of

@@ -23,7 +23,7 @@ use super::command::RedisCommand;
 use super::connect::{AbortOnDrop, Identity, OpenSocket};
 use super::connection::Connection;
 use super::deployment::{SentinelSettings, ServerSettings};
-use super::errors::{RedisError, translate};
+use super::errors::{RedisError, translate, within};
 use super::value::{PushKind, Value};
 use crate::callbacks::event;
 use crate::{ClientId, Error};
@@ -66,7 +66,7 @@ pub(super) struct Sentinels {
     named: SentinelSettings,
     /// All known sentinels. The one that answered last comes first.
     known: Mutex<Vec<ServerSettings>>,
-    /// Notified when `known` changes.
+    /// Notified when `known` may have changed.
     changed: Notify,
     /// The last primary that was announced.
     announced: watch::Sender<Option<Announcement>>,
@@ -138,13 +138,12 @@ impl Sentinels {
             let info = self.named.server.at(&address.0, address.1);
             let what = format!("connecting to {}", info.address());
             let connected = connection.connect_to(&info, client, before);
-            match tokio::time::timeout(limit, connected).await {
-                Ok(Ok(mut socket)) => {
+            match within(limit, &what, connected).await {
+                Ok(mut socket) => {
                     socket.announced = Some(Announced { receiver, epoch: newest.epoch });
                     return Ok(socket);
                 }
-                Ok(Err(error)) => failed(error),
-                Err(_) => failed(Error::unavailable(what, true, None)),
+                Err(error) => failed(error),
             }
         }
         Err(problem.unwrap_or_else(|| Error::internal("the list of sentinels is empty")))
@@ -230,10 +229,9 @@ impl Sentinels {
     }
 
     fn note(&self, view: &View) {
-        let mut newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_expired = newest.1.elapsed() >= REFUSE_OLDER_FOR;
-        if let Some(epoch) = view.epoch.filter(|epoch| *epoch >= newest.0 || is_expired) {
-            *newest = (epoch, Instant::now());
+        let newest = self.newest_epoch();
+        if let Some(epoch) = view.epoch.filter(|epoch| *epoch >= newest) {
+            *self.newest.lock().unwrap_or_else(PoisonError::into_inner) = (epoch, Instant::now());
         }
     }
 
@@ -266,19 +264,11 @@ impl Sentinels {
     fn learn(&self, answered: &ServerSettings, others: &[Address]) {
         let others = others.iter().map(|(host, port)| answered.at(host, *port));
         let all = [answered.clone()].into_iter().chain(others);
-        let mut known: Vec<ServerSettings> = Vec::new();
-        for sentinel in all.chain(self.named.sentinels.iter().cloned()) {
-            if known.iter().all(|other| other.host_and_port() != sentinel.host_and_port()) {
-                known.push(sentinel);
-            }
-        }
-        let before = std::mem::replace(&mut *self.known(), known.clone());
-        let addresses = |all: &[ServerSettings]| -> HashSet<_> {
-            all.iter().map(ServerSettings::host_and_port).collect()
-        };
-        if addresses(&before) != addresses(&known) {
-            self.changed.notify_one();
-        }
+        let mut addresses = HashSet::new();
+        let is_new = |sentinel: &ServerSettings| addresses.insert(sentinel.host_and_port());
+        let all = all.chain(self.named.sentinels.iter().cloned());
+        *self.known() = all.filter(is_new).collect();
+        self.changed.notify_one();
     }
 
     fn known(&self) -> MutexGuard<'_, Vec<ServerSettings>> {

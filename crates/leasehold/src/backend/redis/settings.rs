@@ -71,7 +71,7 @@ impl RedisSettings {
     pub(crate) fn reach_sentinels_by(&mut self, access: &SentinelAccess) -> Result<(), Error> {
         match &mut self.deployment {
             Deployment::Sentinel(sentinels) => sentinels.reach_by(access),
-            _ if access.is_default() => {}
+            _ if *access == SentinelAccess::default() => {}
             _ => {
                 let problem = "the URL names no sentinels: it must begin with redis-sentinel:// or rediss-sentinel://";
                 return Err(Error::invalid("sentinel", problem));

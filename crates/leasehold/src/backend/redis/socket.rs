@@ -239,16 +239,12 @@ impl Socket {
         if !hung_up.contains(&error.kind()) {
             return Poll::Ready(Err(error));
         }
-        match self.stream.poll_read_ready(cx).map(|ready| ready.and_then(|()| self.try_read(room)))
-        {
-            Poll::Ready(Ok(count)) if count > 0 => {
+        let ready = self.stream.poll_read_ready(cx);
+        match ready.map(|ready| ready.and_then(|()| (&self.stream).read(room))) {
+            Poll::Ready(Ok(0) | Err(_)) => Poll::Ready(Err(error)),
+            read => {
                 self.state().failed = Some(error);
-                Poll::Ready(Ok(count))
-            }
-            Poll::Ready(_) => Poll::Ready(Err(error)),
-            Poll::Pending => {
-                self.state().failed = Some(error);
-                Poll::Pending
+                read
             }
         }
     }

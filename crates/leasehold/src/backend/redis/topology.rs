@@ -208,8 +208,8 @@ impl Topology {
         Ok((answer?, server))
     }
 
-    /// Sends commands to their destinations until each of them is answered, or the answer time-out has passed. Fails if
-    /// a server refuses us in a way that no retry can fix.
+    /// Sends commands to their destinations until each of them is answered, or the answer time-out has passed. Fails at
+    /// once if the only server refuses us in a way that no retry can fix.
     async fn send(
         &self,
         commands: &[RedisCommand],
@@ -218,6 +218,7 @@ impl Topology {
     ) -> Result<Vec<ServerAnswer>, Error> {
         let mut answers: Vec<Option<ServerAnswer>> = commands.iter().map(|_| None).collect();
         let (mut problem, began) = (None, Instant::now());
+        let is_cluster = matches!(self, Self::Cluster(_));
         let sending = async {
             loop {
                 let mut groups: BTreeMap<Destination, Vec<usize>> = BTreeMap::new();
@@ -254,6 +255,11 @@ impl Topology {
                             (problem, again_at_once) = (Some(error), false);
                             continue;
                         }
+                        // Another node may soon serve the slots.
+                        Err(Failure::Final(error)) if is_cluster && repeat == Repeat::Unknown => {
+                            (problem, again_at_once) = (Some(error), false);
+                            continue;
+                        }
                         Err(Failure::Unknown(error) | Failure::Final(error)) => return Err(error),
                     };
                     let unapplied = self.unapplied(&replies, &connection, &commands, sent).await;
@@ -276,10 +282,9 @@ impl Topology {
                 }
             }
         };
-        match (self.in_time(sending).await, self) {
-            (Some(sent), _) => sent?,
-            (None, Self::One(..)) => return Err(self.silence()),
-            (None, Self::Cluster(_)) => return Err(problem.unwrap_or_else(|| self.silence())),
+        match self.in_time(sending).await {
+            Some(sent) => sent?,
+            None => return Err(problem.filter(|_| is_cluster).unwrap_or_else(|| self.silence())),
         }
         Ok(answers.into_iter().flatten().collect())
     }

@@ -10,7 +10,7 @@ use crate::backend::redis::command::RedisCommand;
 use crate::backend::redis::connect::{OpenSocket, field};
 use crate::backend::redis::connection::Connection;
 use crate::backend::redis::deployment::ServerSettings;
-use crate::backend::redis::errors::{RedisError, translate};
+use crate::backend::redis::errors::{RedisError, translate, within};
 use crate::backend::redis::slots::SLOTS;
 use crate::backend::redis::value::Value;
 
@@ -57,9 +57,7 @@ pub(super) async fn ask_one(settings: Arc<RedisSettings>, source: MapSource) -> 
         let answers: Result<Vec<_>, _> = answers.into_iter().map(Value::checked).collect();
         answers.map_err(|error| failed(error.into()))
     };
-    let answers = tokio::time::timeout(settings.connect_timeout, asking).await;
-    let mut answers =
-        answers.unwrap_or_else(|_| Err(Error::unavailable(what.clone(), true, None)))?;
+    let mut answers = within(settings.connect_timeout, &what, asking).await?;
     let state: String = answers.pop().unwrap_or_default().read().map_err(Error::internal)?;
     let map = read_map(answers.pop().unwrap_or_default(), &info.host_and_port().0);
     let map =
