@@ -22,7 +22,6 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use super::lease_spec::LeaseSpec;
-use super::meters::Meters;
 use super::watch::Hold;
 use crate::callbacks::{event, guarded};
 use crate::client_core::why_ended;
@@ -104,7 +103,7 @@ impl Deferred {
         result: Result<bool, ErrorKind>,
         sent: Moment,
     ) {
-        if Meters::ON {
+        if ticket.spec.watch().reports_renewals() {
             let (spec, id) = (ticket.spec.clone(), ticket.id);
             self.rest().renewals.push(Renewed { spec, id, result, sent });
         }

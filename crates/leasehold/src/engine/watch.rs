@@ -126,6 +126,12 @@ impl Watch {
         self.always || tracing::enabled!(tracing::Level::DEBUG)
     }
 
+    /// Whether there are metrics or an observer, which learn of renewals.
+    #[inline]
+    pub(crate) fn reports_renewals(&self) -> bool {
+        self.always
+    }
+
     /// Starts to watch an acquire. Returns `None` if nothing watches.
     #[inline]
     pub(crate) fn begin(
