@@ -204,7 +204,7 @@ impl Semaphore {
     pub async fn release_member(&self, id: &str) -> Result<bool, Error> {
         self.inner.engine.core().check_open()?;
         match id.parse() {
-            Ok(own) => self.release(&own).await,
+            Ok(id) => self.release(&id).await,
             Err(_) => self.inner.spec.named.release_member(id).await,
         }
     }

@@ -11,7 +11,7 @@ use crate::name::{Name, positive};
 use crate::{Error, Semaphore, process};
 
 /// How often a drain queries whether permits are still held.
-const ASK_AGAIN: Span = Span::from_millis(200);
+const QUERY_INTERVAL: Span = Span::from_millis(200);
 
 /// Limits can be changed while permits are held and waited for, and before the first use. Every change here applies to
 /// all clients that share the semaphore.
@@ -332,7 +332,7 @@ impl Drain {
                 let limit = self.within.unwrap_or_default();
                 return Err(Error::TimedOut { what, name, limit, full: None, next_start: None });
             }
-            let deadline = Deadline::new(core, until.min(now + ASK_AGAIN));
+            let deadline = Deadline::new(core, until.min(now + QUERY_INTERVAL));
             let _ = deadline.unless(std::future::pending::<()>()).await;
         }
         Ok(())

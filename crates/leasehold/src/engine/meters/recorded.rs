@@ -84,7 +84,7 @@ impl<T: Copy + PartialEq> Counters<T> {
     }
 
     fn increment(&self, value: T) {
-        if let Some((_, counter)) = self.0.iter().find(|(known, _)| *known == value) {
+        if let Some((_, counter)) = self.0.iter().find(|(other, _)| *other == value) {
             counter.increment(1);
         }
     }
@@ -300,8 +300,8 @@ impl Waiters {
             ::metrics::with_recorder(|recorder| std::ptr::from_ref(recorder).cast::<()>().addr());
         let labels = (recorder, store, kind.as_str(), name.map(str::to_owned));
         let mut all = ALL_WAITERS.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = all.get(&labels).and_then(Weak::upgrade) {
-            return known;
+        if let Some(shared) = all.get(&labels).and_then(Weak::upgrade) {
+            return shared;
         }
         all.retain(|_, waiters| waiters.strong_count() > 0);
         let new = Arc::new(Self::default());
