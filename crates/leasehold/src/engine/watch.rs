@@ -169,7 +169,7 @@ impl Watch {
         let span = self.span(|name, kind| {
             tracing::debug_span!("leasehold.acquire", name, kind, weight, outcome = Empty)
         });
-        Acquiring(Watched::new(self.clone(), id, span))
+        Acquiring(Box::new(Watched::new(self.clone(), id, span)))
     }
 
     /// Returns the name as it may appear in a log. The key of a lock may be a secret, so its hash stands for it.
@@ -268,9 +268,9 @@ struct Watched {
 }
 
 impl Watched {
-    fn new(watch: Arc<Watch>, id: Id, span: tracing::Span) -> Box<Self> {
+    fn new(watch: Arc<Watch>, id: Id, span: tracing::Span) -> Self {
         let since = watch.clock.now();
-        Box::new(Self { watch, id, span, since, waiting: None, ended: false })
+        Self { watch, id, span, since, waiting: None, ended: false }
     }
 
     fn elapsed(&self) -> Duration {
@@ -303,7 +303,7 @@ impl Acquiring {
             tracing::debug_span!("leasehold.hold", name, kind, %id, fence, ended = Empty)
         });
         watch.meters.record(Measurement::Held);
-        Hold(Watched::new(watch, id, span))
+        Hold(Box::new(Watched::new(watch, id, span)))
     }
 
     /// The acquire has succeeded, and returns no guard.

@@ -244,13 +244,17 @@ impl Handles {
             }
         }
     }
+
+    /// Sets the timer, unless it is set. All meters tick at the same moments, so that the thread wakes up once for them.
     fn tick(&self) {
-        let Some(core) = self.core.upgrade() else { return };
-        if !self.ticks.swap(true, Ordering::SeqCst) {
-            let target: Weak<dyn Timed> = self.this.clone();
-            // Without the engine's thread, no acquire waits for long.
-            let _ = core.set_timer(target, None, Some(core.now() + TICK));
+        if self.ticks.swap(true, Ordering::SeqCst) {
+            return;
         }
+        let Some(core) = self.core.upgrade() else { return };
+        let at = (core.now().micros() + 1).next_multiple_of(TICK.micros());
+        let target: Weak<dyn Timed> = self.this.clone();
+        // Without the engine's thread, no acquire waits for long.
+        let _ = core.set_timer(target, None, Some(Moment::from_micros(at)));
     }
 }
 
