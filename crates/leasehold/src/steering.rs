@@ -46,7 +46,7 @@ impl Semaphore {
     /// [`pin`]: Self::pin
     pub async fn set_capacity(&self, capacity: u32) -> Result<(), Error> {
         self.steer(Steer::Declare(at_least_one(capacity)?)).await?;
-        self.inner.named.common().declare_acknowledged(capacity);
+        self.inner.spec.named.common().declare_acknowledged(capacity);
         Ok(())
     }
 
@@ -208,7 +208,7 @@ impl Semaphore {
 
     async fn steer_rate(&self, rate: Option<Rate>) -> Result<(), Error> {
         self.steer(Steer::Rate(rate)).await?;
-        self.inner.named.common().set_acknowledged_rate(rate);
+        self.inner.spec.named.common().set_acknowledged_rate(rate);
         Ok(())
     }
 
@@ -216,7 +216,7 @@ impl Semaphore {
         self.inner.engine.core().check_open()?;
         let name = self.name();
         let declares = self.inner.spec.declares;
-        match self.inner.named.steer(steer, declares).await? {
+        match self.inner.spec.named.steer(steer, declares).await? {
             Steered::Done => Ok(()),
             Steered::Unknown => {
                 let problem = "was never used, and has no limits";
