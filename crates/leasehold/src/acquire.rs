@@ -154,7 +154,7 @@ impl Acquire {
     /// The name of the semaphore; empty once the permit has been returned.
     #[cfg(feature = "tower")]
     pub(crate) fn name(&self) -> &str {
-        self.semaphore.as_ref().map_or("", |semaphore| semaphore.named.name().as_str())
+        self.semaphore.as_ref().map_or("", |semaphore| semaphore.spec.named.name().as_str())
     }
 
     /// Polls the acquire. `granted` makes the output from a permit, `full` makes it if no permit was free.

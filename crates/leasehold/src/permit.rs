@@ -69,7 +69,7 @@ impl Permit {
         let (id, grant) = (self.id, self.grant);
         let Some(semaphore) = &self.semaphore else { return };
         let hold = watched.acquired(Some(grant.fence), || report_acquired(semaphore, id, &grant));
-        let attach = || semaphore.named.attach(id, &semaphore.spec);
+        let attach = || semaphore.spec.named.attach(id, &semaphore.spec);
         self.ticket.get_or_insert_with(attach).watch(hold);
     }
 
@@ -91,7 +91,7 @@ impl Permit {
     }
 
     pub(crate) fn name(&self) -> &str {
-        self.semaphore.as_ref().map_or("", |semaphore| semaphore.named.name().as_str())
+        self.semaphore.as_ref().map_or("", |semaphore| semaphore.spec.named.name().as_str())
     }
 
     /// Returns the fence of this permit. It is larger than the fence of every permit of this name that was granted
@@ -131,7 +131,7 @@ impl Permit {
         match (&self.ticket, &self.semaphore) {
             (Some(ticket), _) => ticket.check().map_err(|reason| self.lost_error(reason)),
             (None, Some(semaphore)) => {
-                semaphore.named.check(self.id).map_err(|reason| self.lost_error(reason))
+                semaphore.spec.named.check(self.id).map_err(|reason| self.lost_error(reason))
             }
             (None, None) => Err(self.lost_error(LossReason::Released)),
         }
@@ -160,7 +160,7 @@ impl Permit {
     pub fn lost(&self) -> Lost {
         let ticket = match (&self.ticket, &self.semaphore) {
             (Some(ticket), _) => ticket.clone(),
-            (None, Some(semaphore)) => semaphore.named.attach(self.id, &semaphore.spec),
+            (None, Some(semaphore)) => semaphore.spec.named.attach(self.id, &semaphore.spec),
             (None, None) => unreachable!("only a permit that has ended has no semaphore"),
         };
         Lost::of(ticket)
@@ -183,11 +183,11 @@ impl Permit {
     pub async fn release(mut self) -> Result<bool, Error> {
         let Some(semaphore) = self.semaphore.take() else { return Ok(false) };
         if self.has_ended() {
-            semaphore.named.end(self.id, ReleaseHint::Nothing);
+            semaphore.spec.named.end(self.id, ReleaseHint::Nothing);
             return Ok(false);
         }
         let by = ReleasedBy::Guard;
-        semaphore.named.release(self.id, &semaphore.spec, by).done().await
+        semaphore.spec.named.release(self.id, &semaphore.spec, by).done().await
     }
 
     /// Drops the guard but keeps the permit. The permit stays held, and is renewed, until it is released by its id with
@@ -204,7 +204,7 @@ impl Permit {
     }
 
     fn lost_error(&self, reason: LossReason) -> Error {
-        let name = self.semaphore.as_ref().map(|semaphore| semaphore.named.name().to_string());
+        let name = self.semaphore.as_ref().map(|semaphore| semaphore.spec.named.name().to_string());
         let (what, id) = ("permit", self.id.to_string());
         Error::Lost { what, name: name.unwrap_or_default(), id, reason }
     }
@@ -214,11 +214,11 @@ impl Permit {
 fn report_acquired(semaphore: &Handle, id: AcquisitionId, grant: &Grant) {
     event!(
         debug,
-        name = semaphore.named.name().as_str(),
+        name = semaphore.spec.named.name().as_str(),
         %id,
         waited = ?Duration::from_micros(grant.waited_micros),
         slot_number = grant.slot_number,
-        capacity = semaphore.named.capacity(),
+        capacity = semaphore.spec.named.capacity(),
         "permit acquired"
     );
 }
@@ -229,14 +229,14 @@ impl Drop for Permit {
         if let Some(semaphore) = self.semaphore.take() {
             // Drop the ticket first: if nothing else has it, the engine has no task to notify.
             self.ticket = None;
-            semaphore.named.end(self.id, ReleaseHint::Nothing);
+            semaphore.spec.named.end(self.id, ReleaseHint::Nothing);
         }
     }
 }
 
 impl fmt::Debug for Permit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = self.semaphore.as_ref().map(|semaphore| semaphore.named.name());
+        let name = self.semaphore.as_ref().map(|semaphore| semaphore.spec.named.name());
         f.debug_struct("Permit")
             .field("name", &name)
             .field("id", &self.id)

@@ -382,8 +382,8 @@ impl PoolSpec {
         let started = core.now();
         let limit = self.retry.limit();
         let give_up_at = started + Span::from_duration(limit);
-        let mut until = give_up_at;
-        for nth in 0.. {
+        let (mut until, mut nth) = (give_up_at, 0);
+        loop {
             // Registered before the attempt, so that a close during the attempt is not missed.
             let closing = core.closing();
             let held = match self.attempt(instance, until).await? {
@@ -407,8 +407,8 @@ impl PoolSpec {
                 return Err(error);
             }
             until = core.next_attempt_until(give_up_at);
+            nth += 1;
         }
-        Err(Error::internal("the retries of a pool ended without a result"))
     }
 }
 

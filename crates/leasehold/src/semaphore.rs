@@ -1,7 +1,6 @@
 //! The fair counting semaphore: the public API.
 
 use std::fmt;
-use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -61,26 +60,18 @@ pub(crate) struct Handle {
     pub(crate) engine: Arc<Engine>,
 }
 
-impl Deref for Handle {
-    type Target = SemaphoreSpec;
-
-    fn deref(&self) -> &SemaphoreSpec {
-        &self.spec
-    }
-}
-
 impl Semaphore {
     /// Returns the name of the semaphore.
     #[must_use]
     pub fn name(&self) -> &str {
-        self.inner.named.name().as_str()
+        self.inner.spec.named.name().as_str()
     }
 
     /// Returns the capacity that this client declared last, in units. The store may have another: see
     /// [`stats`](Self::stats).
     #[must_use]
     pub fn capacity(&self) -> u32 {
-        self.inner.named.capacity()
+        self.inner.spec.named.capacity()
     }
 
     /// Acquires a permit, and waits for it if necessary. The wait has no time limit unless [`max_acquire_time`] or
@@ -106,7 +97,7 @@ impl Semaphore {
     /// [`max_acquire_time`]: SemaphoreBuilder::max_acquire_time
     #[inline]
     pub fn acquire(&self) -> Acquire {
-        Acquire::new(self.inner.clone(), true, self.inner.max_acquire_time)
+        Acquire::new(self.inner.clone(), true, self.inner.spec.max_acquire_time)
     }
 
     /// Acquires a permit if one is free and nobody is waiting for it; returns `None` otherwise. [`TryAcquire::weight`]
@@ -204,7 +195,7 @@ impl Semaphore {
     pub async fn release_member(&self, id: &str) -> Result<bool, Error> {
         self.inner.engine.core().check_open()?;
         match id.parse() {
-            Ok(own) => self.release(&own).await,
+            Ok(id) => self.release(&id).await,
             Err(_) => self.inner.spec.named.release_member(id).await,
         }
     }
@@ -231,7 +222,7 @@ impl Semaphore {
     /// # Cancel safety
     /// The query changes nothing in the store, so the future can be dropped at any time.
     pub async fn position(&self, id: &AcquisitionId) -> Result<Option<usize>, Error> {
-        self.inner.named.position(*id).await
+        self.inner.spec.named.position(*id).await
     }
 
     /// Returns the capacity, the holders and the number of waiters of this semaphore. To list the waiters, use
@@ -246,7 +237,7 @@ impl Semaphore {
     /// # Cancel safety
     /// The query changes nothing in the store, so the future can be dropped at any time.
     pub async fn stats(&self) -> Result<SemaphoreStats, Error> {
-        let mut stats = self.inner.named.stats(0..0).await?;
+        let mut stats = self.inner.spec.named.stats(0..0).await?;
         if stats.capacity() == 0 {
             // No acquire has declared a capacity in the store yet.
             stats.limits.declared = self.capacity();

@@ -11,7 +11,7 @@ use crate::name::{Name, positive};
 use crate::{Error, Semaphore, process};
 
 /// How often a drain queries whether permits are still held.
-const ASK_AGAIN: Span = Span::from_millis(200);
+const QUERY_INTERVAL: Span = Span::from_millis(200);
 
 /// Limits can be changed while permits are held and waited for, and before the first use. Every change here applies to
 /// all clients that share the semaphore.
@@ -46,7 +46,7 @@ impl Semaphore {
     /// [`pin`]: Self::pin
     pub async fn set_capacity(&self, capacity: u32) -> Result<(), Error> {
         self.steer(Steer::Declare(at_least_one(capacity)?)).await?;
-        self.inner.named.common().declare_acknowledged(capacity);
+        self.inner.spec.named.common().declare_acknowledged(capacity);
         Ok(())
     }
 
@@ -208,7 +208,7 @@ impl Semaphore {
 
     async fn steer_rate(&self, rate: Option<Rate>) -> Result<(), Error> {
         self.steer(Steer::Rate(rate)).await?;
-        self.inner.named.common().set_acknowledged_rate(rate);
+        self.inner.spec.named.common().set_acknowledged_rate(rate);
         Ok(())
     }
 
@@ -216,7 +216,7 @@ impl Semaphore {
         self.inner.engine.core().check_open()?;
         let name = self.name();
         let declares = self.inner.spec.declares;
-        match self.inner.named.steer(steer, declares).await? {
+        match self.inner.spec.named.steer(steer, declares).await? {
             Steered::Done => Ok(()),
             Steered::Unknown => {
                 let problem = "was never used, and has no limits";
@@ -332,7 +332,7 @@ impl Drain {
                 let limit = self.within.unwrap_or_default();
                 return Err(Error::TimedOut { what, name, limit, full: None, next_start: None });
             }
-            let deadline = Deadline::new(core, until.min(now + ASK_AGAIN));
+            let deadline = Deadline::new(core, until.min(now + QUERY_INTERVAL));
             let _ = deadline.unless(std::future::pending::<()>()).await;
         }
         Ok(())

@@ -12,7 +12,6 @@ use std::time::Duration;
 use super::Core;
 use super::background::UnderWay;
 use super::deferred::Deferred;
-use super::meters::Meters;
 use super::registry::Listener;
 use super::sender::{Source, Taken, TakenPart, Urgency};
 use super::ticket::{Grant, Ticket};
@@ -359,10 +358,12 @@ impl<P: Protocol> Driver<P> {
             Notice::Lost { owner, reason } => {
                 owner.lose(reason, deferred);
             }
-            Notice::Renewed { owner, result, sent } if Meters::ON => deferred.add(move || {
-                owner.spec.watch().renewed(|| owner.spec.id(owner.id), result, sent);
-            }),
-            Notice::Renewed { .. } => {}
+            Notice::Renewed { owner, result, sent } => {
+                if owner.spec.watch().reports_renewals() {
+                    let report = move || owner.spec.watch().renewed(|| owner.spec.id(owner.id), result, sent);
+                    deferred.add(report);
+                }
+            }
             Notice::Released { owner, outcome } => {
                 let outcome = outcome.map_err(|failure| self.error(failure, &owner, state.to, now));
                 owner.finish_release(outcome, deferred);

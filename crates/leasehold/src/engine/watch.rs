@@ -126,6 +126,12 @@ impl Watch {
         self.always || tracing::enabled!(tracing::Level::DEBUG)
     }
 
+    /// Whether there are metrics or an observer, which learn of renewals.
+    #[inline]
+    pub(crate) fn reports_renewals(&self) -> bool {
+        self.always
+    }
+
     /// Starts to watch an acquire. Returns `None` if nothing watches.
     #[inline]
     pub(crate) fn begin(
@@ -163,7 +169,7 @@ impl Watch {
         let span = self.span(|name, kind| {
             tracing::debug_span!("leasehold.acquire", name, kind, weight, outcome = Empty)
         });
-        Acquiring(Watched::new(self.clone(), id, span))
+        Acquiring(Box::new(Watched::new(self.clone(), id, span)))
     }
 
     /// Returns the name as it may appear in a log. The key of a lock may be a secret, so its hash stands for it.
@@ -262,9 +268,9 @@ struct Watched {
 }
 
 impl Watched {
-    fn new(watch: Arc<Watch>, id: Id, span: tracing::Span) -> Box<Self> {
+    fn new(watch: Arc<Watch>, id: Id, span: tracing::Span) -> Self {
         let since = watch.clock.now();
-        Box::new(Self { watch, id, span, since, waiting: None, ended: false })
+        Self { watch, id, span, since, waiting: None, ended: false }
     }
 
     fn elapsed(&self) -> Duration {
@@ -297,7 +303,7 @@ impl Acquiring {
             tracing::debug_span!("leasehold.hold", name, kind, %id, fence, ended = Empty)
         });
         watch.meters.record(Measurement::Held);
-        Hold(Watched::new(watch, id, span))
+        Hold(Box::new(Watched::new(watch, id, span)))
     }
 
     /// The acquire has succeeded, and returns no guard.

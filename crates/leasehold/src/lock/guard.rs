@@ -37,34 +37,34 @@ use crate::{Error, Fence, LockId, LossReason};
 /// ```
 #[must_use = "dropping the guard releases the lock"]
 pub struct LockGuard {
-    guard: LeaseGuard<LockProtocol>,
+    lease: LeaseGuard<LockProtocol>,
     fence: Fence,
 }
 
 impl LockGuard {
-    pub(super) fn new(guard: LeaseGuard<LockProtocol>, fence: Fence) -> Self {
-        Self { guard, fence }
+    pub(super) fn new(lease: LeaseGuard<LockProtocol>, fence: Fence) -> Self {
+        Self { lease, fence }
     }
 
     /// Reports the acquire, and observes the lock until it ends.
     pub(super) fn watch(&self, watched: Acquiring) {
-        self.guard.ticket.watch(watched.acquired(Some(self.fence), || {}));
+        self.lease.ticket.watch(watched.acquired(Some(self.fence), || {}));
     }
 
-    fn lease(&self) -> &LockLease {
-        &self.guard.driver
+    fn driver(&self) -> &LockLease {
+        &self.lease.driver
     }
 
     /// Returns the key of the lock.
     #[must_use]
     pub fn key(&self) -> &str {
-        self.lease().name().as_str()
+        self.driver().name().as_str()
     }
 
     /// Returns the lock id, which names this holder in the store.
     #[must_use]
     pub fn id(&self) -> LockId {
-        self.lease().protocol.id
+        self.driver().protocol.id
     }
 
     /// Returns the fence of this holder. It is larger than the fence of every earlier holder of this key.
@@ -76,7 +76,7 @@ impl LockGuard {
     /// Returns when the lock expires unless it is extended, by the clock of the store.
     #[must_use]
     pub fn expires_at(&self) -> SystemTime {
-        wall_time(self.lease().protocol.expires_at())
+        wall_time(self.driver().protocol.expires_at())
     }
 
     /// Returns the instant until which the lock is valid without another extension. A margin is subtracted, because
@@ -98,7 +98,7 @@ impl LockGuard {
     /// ```
     #[must_use]
     pub fn valid_until(&self) -> Instant {
-        self.guard.valid_until()
+        self.lease.valid_until()
     }
 
     /// Checks that the lock is still held.
@@ -109,7 +109,7 @@ impl LockGuard {
     /// # Errors
     /// [`Error::Lost`] if the lock is no longer held.
     pub fn check(&self) -> Result<(), Error> {
-        self.guard.check()
+        self.lease.check()
     }
 
     /// Returns a future that resolves when the lock is lost, with the reason: the lease ended, the lock could not be
@@ -119,13 +119,13 @@ impl LockGuard {
     /// # Cancel safety
     /// Dropping the future only stops listening. The lock is not affected.
     pub fn lost(&self) -> Lost {
-        self.guard.lost()
+        self.lease.lost()
     }
 
     /// Starts to renew the lock in the background, each time a third of its lease has passed: see
     /// [`LockBuilder::auto_extend`](super::LockBuilder::auto_extend).
     pub fn auto_extend(&self) {
-        self.lease().start_renewals(self.guard.ticket.id);
+        self.driver().start_renewals(self.lease.ticket.id);
     }
 
     /// Lets the lock expire after `ttl` from now, whatever was left of its lease. A lock that is renewed in the
@@ -149,26 +149,27 @@ impl LockGuard {
     pub async fn extend(&self, ttl: Duration) -> Result<(), Error> {
         let ttl = millis("ttl", ttl)?;
         self.check()?;
-        let (lease, id, sent) = (self.lease(), self.id(), self.lease().now());
-        let (ticket, span) = (self.guard.ticket.id, Span::from_millis(ttl));
+        let (driver, id) = (self.driver(), self.id());
+        let started = driver.now();
+        let (ticket, span) = (self.lease.ticket.id, Span::from_millis(ttl));
         let extension = Extension { guard: self, granted: Cell::new(None) };
-        lease.protocol.asked_to_extend();
-        lease.input(|core, now| core.extending(ticket, span, now));
-        let key = Some(lease.name().clone());
+        driver.protocol.extension_sent();
+        driver.input(|core, now| core.extending(ticket, span, now));
+        let key = Some(driver.name().clone());
         let command = LockCommand::Extend { id, key, ttl, only_longer: false };
-        let about = (Some(lease.name()), Some(id));
-        let locks = &lease.protocol.spec.locks;
+        let about = (Some(driver.name()), Some(id));
+        let locks = &driver.protocol.spec.locks;
         let answered = locks.call(LockOperation::Extend, about, command).await;
         let result = match &answered {
             Ok((outcome, _)) => Ok(matches!(outcome, LockOutcome::Extend(Verdict::Done(_)))),
             Err(error) => Err(error.kind()),
         };
-        lease.watch().renewed(|| Id::Lock(id), result, sent);
+        driver.watch().renewed(|| Id::Lock(id), result, started);
         let (LockOutcome::Extend(Verdict::Done(expires_at)), sent) = answered? else {
-            lease.input(|core, now| core.lose(ticket, LossReason::Missing, now));
-            return Err(self.guard.ticket.lost(LossReason::Missing));
+            driver.input(|core, now| core.lose(ticket, LossReason::Missing, now));
+            return Err(self.lease.ticket.lost(LossReason::Missing));
         };
-        lease.protocol.extended(expires_at);
+        driver.protocol.extended(expires_at);
         extension.granted.set(Some((span, sent)));
         drop(extension);
         // A loss that was reported meanwhile is final, even if the store has extended the lock.
@@ -190,11 +191,11 @@ impl LockGuard {
     /// # Cancel safety
     /// If the future is dropped, even before its first poll, the release continues in the background.
     pub async fn release(self) -> Result<bool, Error> {
-        self.lease().protocol.report_release();
-        let released = self.guard.release().done().await;
+        self.driver().protocol.report_release();
+        let released = self.lease.release().done().await;
         if let Err(error) = &released {
             let result = LockResult::Error(error.kind());
-            self.lease().protocol.spec.report(LockOperation::Release, self.id(), result);
+            self.driver().protocol.spec.report(LockOperation::Release, self.id(), result);
         }
         released
     }
@@ -217,14 +218,14 @@ impl LockGuard {
     /// ```
     #[must_use = "without its id the lock cannot be released"]
     pub fn detach(self) -> HeldLock {
-        self.lease().forget(self.guard.ticket.id);
+        self.driver().forget(self.lease.ticket.id);
         HeldLock { id: self.id(), fence: self.fence, expires_at: self.expires_at() }
     }
 }
 
 impl Drop for LockGuard {
     fn drop(&mut self) {
-        self.lease().protocol.report_release();
+        self.driver().protocol.report_release();
     }
 }
 
@@ -245,8 +246,8 @@ struct Extension<'a> {
 
 impl Drop for Extension<'_> {
     fn drop(&mut self) {
-        let (id, granted) = (self.guard.guard.ticket.id, self.granted.get());
-        self.guard.lease().input(|core, now| core.extended(id, granted, now));
+        let (id, granted) = (self.guard.lease.ticket.id, self.granted.get());
+        self.guard.driver().input(|core, now| core.extended(id, granted, now));
     }
 }
 
@@ -261,7 +262,7 @@ mod tests {
         for number in 0..4 {
             let lock = client.lock("k").auto_extend().build().unwrap();
             let guard = lock.acquire().await.unwrap();
-            let lease = guard.guard.driver.clone();
+            let lease = guard.lease.driver.clone();
             assert!(lease.has_timer());
             if number % 2 == 0 {
                 guard.release().await.unwrap();

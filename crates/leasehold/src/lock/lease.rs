@@ -66,8 +66,8 @@ impl LockProtocol {
         self.expires_at.load(Ordering::Acquire)
     }
 
-    /// Records that the store was asked to extend the lock. So a release has to check whether the lock is still held.
-    pub(super) fn asked_to_extend(&self) {
+    /// Records that an extension was sent. So a release has to check whether the lock is still held.
+    pub(super) fn extension_sent(&self) {
         self.held_until.store(0, Ordering::Release);
     }
 
@@ -132,7 +132,7 @@ impl Protocol for LockProtocol {
                 LockCommand::Acquire { key, id, ttl, notify, holder, expected }
             }
             Some(Command::Renew { .. }) => {
-                self.asked_to_extend();
+                self.extension_sent();
                 LockCommand::Extend { id, key: Some(key), ttl: self.spec.ttl, only_longer: true }
             }
             command => {

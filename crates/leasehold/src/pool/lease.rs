@@ -36,7 +36,7 @@ use crate::{AcquisitionId, Error};
 #[must_use = "dropping the guard releases the lease"]
 pub struct PoolLease {
     // Dropped before the client, whose engine sends the release.
-    guard: LeaseGuard<PoolProtocol>,
+    lease: LeaseGuard<PoolProtocol>,
     pool: Arc<PoolSpec>,
 }
 
@@ -72,19 +72,19 @@ impl LeaseSpec for PoolAcquisition {
 }
 
 impl PoolLease {
-    pub(super) fn new(guard: LeaseGuard<PoolProtocol>, pool: Arc<PoolSpec>) -> Self {
-        Self { guard, pool }
+    pub(super) fn new(lease: LeaseGuard<PoolProtocol>, pool: Arc<PoolSpec>) -> Self {
+        Self { lease, pool }
     }
 
     /// Reports the acquire, and observes the lease until it ends.
     pub(super) fn watch(&self, watched: Acquiring) {
-        self.guard.ticket.watch(watched.acquired(None, || {}));
+        self.lease.ticket.watch(watched.acquired(None, || {}));
     }
 
     /// Returns the instance id that holds the lease.
     #[must_use]
     pub fn instance_id(&self) -> &str {
-        self.guard.driver.protocol.instance().as_str()
+        self.lease.driver.protocol.instance().as_str()
     }
 
     /// Returns the name of the pool.
@@ -96,7 +96,7 @@ impl PoolLease {
     /// Returns the instant until which this lease is valid without another renewal.
     #[must_use]
     pub fn valid_until(&self) -> Instant {
-        self.guard.valid_until()
+        self.lease.valid_until()
     }
 
     /// Checks that the lease is still held.
@@ -104,7 +104,7 @@ impl PoolLease {
     /// # Errors
     /// [`Error::Lost`] if the lease is no longer held.
     pub fn check(&self) -> Result<(), Error> {
-        self.guard.check()
+        self.lease.check()
     }
 
     /// Returns a future that resolves when the lease is lost, with the reason: it could not be renewed in time, the
@@ -114,7 +114,7 @@ impl PoolLease {
     /// # Cancel safety
     /// Dropping the future only stops listening. The lease is not affected.
     pub fn lost(&self) -> Lost {
-        self.guard.lost()
+        self.lease.lost()
     }
 
     /// Releases the lease and waits until the store has confirmed it. Returns `true` if the lease was held until now,
@@ -133,7 +133,7 @@ impl PoolLease {
     /// # Cancel safety
     /// If the future is dropped, even before its first poll, the release continues in the background.
     pub async fn release(self) -> Result<bool, Error> {
-        self.guard.release().done().await
+        self.lease.release().done().await
     }
 }
 

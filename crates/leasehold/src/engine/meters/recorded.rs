@@ -84,7 +84,7 @@ impl<T: Copy + PartialEq> Counters<T> {
     }
 
     fn increment(&self, value: T) {
-        if let Some((_, counter)) = self.0.iter().find(|(known, _)| *known == value) {
+        if let Some((_, counter)) = self.0.iter().find(|(other, _)| *other == value) {
             counter.increment(1);
         }
     }
@@ -244,13 +244,17 @@ impl Handles {
             }
         }
     }
+
+    /// Sets the timer, unless it is set. All meters tick at the same moments, so that the thread wakes up once for them.
     fn tick(&self) {
-        let Some(core) = self.core.upgrade() else { return };
-        if !self.ticks.swap(true, Ordering::SeqCst) {
-            let target: Weak<dyn Timed> = self.this.clone();
-            // Without the engine's thread, no acquire waits for long.
-            let _ = core.set_timer(target, None, Some(core.now() + TICK));
+        if self.ticks.swap(true, Ordering::SeqCst) {
+            return;
         }
+        let Some(core) = self.core.upgrade() else { return };
+        let at = (core.now().micros() + 1).next_multiple_of(TICK.micros());
+        let target: Weak<dyn Timed> = self.this.clone();
+        // Without the engine's thread, no acquire waits for long.
+        let _ = core.set_timer(target, None, Some(Moment::from_micros(at)));
     }
 }
 
@@ -300,8 +304,8 @@ impl Waiters {
             ::metrics::with_recorder(|recorder| std::ptr::from_ref(recorder).cast::<()>().addr());
         let labels = (recorder, store, kind.as_str(), name.map(str::to_owned));
         let mut all = ALL_WAITERS.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = all.get(&labels).and_then(Weak::upgrade) {
-            return known;
+        if let Some(shared) = all.get(&labels).and_then(Weak::upgrade) {
+            return shared;
         }
         all.retain(|_, waiters| waiters.strong_count() > 0);
         let new = Arc::new(Self::default());
