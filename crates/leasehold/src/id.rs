@@ -70,7 +70,7 @@ impl ClientId {
         }
         text.bytes()
             .try_fold(0_u64, |sum, byte| {
-                let digit = ALPHABET.iter().position(|&known| known == byte)?;
+                let digit = ALPHABET.iter().position(|&letter| letter == byte)?;
                 sum.checked_mul(62)?.checked_add(digit as u64)
             })
             .and_then(NonZeroU64::new)

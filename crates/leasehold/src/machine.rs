@@ -112,8 +112,8 @@ impl<R: Rows> Machine<R> {
                 let tag = |_: Option<&Held>| R::tag_of(label.as_ref());
                 return self.enqueue(*id, *declared, *wait, *terms, *share, tag, call);
             }
-            Command::Release { id, known } => {
-                return self.release(*id, *known, call).map(|(role, _)| Outcome::Removed(role));
+            Command::Release { id, known: hint } => {
+                return self.release(*id, *hint, call).map(|(role, _)| Outcome::Removed(role));
             }
             Command::Steer { capacity, steer } if crate::broken::is("resume") => {
                 return Ok(Outcome::Steered(self.steer(*capacity, steer, call)?));
@@ -198,16 +198,16 @@ impl<R: Rows> Machine<R> {
     pub(crate) fn release(
         &mut self,
         id: AcquisitionId,
-        known: ReleaseHint,
+        hint: ReleaseHint,
         call: &mut Circumstances<'_, R::Tag>,
     ) -> Result<(Role, Option<R::Tag>), R::Error> {
         // Remove first: a waiter that is being removed must not be granted a permit.
-        let mut removed = self.remove(id, known)?;
+        let mut removed = self.remove(id, hint)?;
         if removed.is_none()
             && crate::broken::is("ownership")
             && let Some(longest) = self.rows.longest_holder()
         {
-            removed = self.remove(longest, known)?;
+            removed = self.remove(longest, hint)?;
         }
         let (role, tag) = match removed {
             Some((member, tag)) => {
@@ -234,7 +234,7 @@ impl<R: Rows> Machine<R> {
     fn expire_due(&mut self, call: &mut Circumstances<'_, R::Tag>) -> Result<(), R::Error> {
         let due = self.rows.remove_due(call.now)?;
         if let Some(meter) = self.rows.row_mut().limits.meter_mut() {
-            meter.settle(call.now);
+            meter.limit_missing(call.now);
         }
         self.count_out(due.iter().map(|(_, member, _)| member));
         let holders = due.into_iter().filter(|(_, member, _)| member.is_holder());
@@ -408,13 +408,13 @@ impl<R: Rows> Machine<R> {
     fn remove(
         &mut self,
         id: AcquisitionId,
-        known: ReleaseHint,
+        hint: ReleaseHint,
     ) -> Result<Option<(Member, R::Tag)>, R::Error> {
         let removed = self.rows.remove(id)?;
         if let Some((member, _)) = &removed {
             let row = self.rows.row_mut();
             row.subtract(member);
-            if known == ReleaseHint::Unused
+            if hint == ReleaseHint::Unused
                 && let Stage::Holding { fence, .. } = member.stage
                 && let Some(meter) = row.limits.meter_mut()
             {

@@ -197,8 +197,8 @@ impl ManualClock {
     /// long time only the last intervals matter.
     fn tidy(&self, timers: &Arc<dyn Timers>, until: Moment) {
         let (idle, interval) = timers.idle_times();
-        let known = Arc::downgrade(timers);
-        let tidied = |client: &&mut Client| client.timers.ptr_eq(&known);
+        let timers_of = Arc::downgrade(timers);
+        let tidied = |client: &&mut Client| client.timers.ptr_eq(&timers_of);
         let last = lock(&self.0.clients).iter_mut().find(tidied).map(|client| client.tidied);
         let Some(last) = last else { return };
         let mut at = (last + interval).max(until.minus(idle + idle));

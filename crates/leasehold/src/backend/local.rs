@@ -200,7 +200,7 @@ impl RemoteBackend for Local {
     }
 
     fn list_locks(&self, limit: usize) -> BoxFuture<Vec<Record>> {
-        self.read(move |tx| locks::list(tx, limit, tx.now))
+        self.read(move |tx| locks::list(tx, limit))
     }
 
     fn list_pools(&self, query: PoolQuery) -> BoxFuture<Vec<PoolStats>> {
@@ -309,7 +309,7 @@ fn apply_parts(
                 Answer::Semaphore(semaphores::apply(tx, Some(client), name, commands)?)
             }
             Part::Lock(command) => Answer::Lock(locks::apply(tx, command, client)?),
-            Part::Pool(command) => Answer::Pool(pools::apply(tx, command, tx.now)?),
+            Part::Pool(command) => Answer::Pool(pools::apply(tx, command)?),
         }))
     };
     request.iter().map(answer).collect()

@@ -138,7 +138,7 @@ impl<T: Clone + Default> MemorySemaphore<T> {
     pub(crate) fn release(
         &mut self,
         id: AcquisitionId,
-        known: ReleaseHint,
+        hint: ReleaseHint,
         effects: &mut Effects<T>,
     ) -> (Role, T) {
         // If nobody waits and nothing has a deadline, a release does not depend on the time.
@@ -146,7 +146,7 @@ impl<T: Clone + Default> MemorySemaphore<T> {
             return removed;
         }
         let now = self.time(false);
-        let (role, tag) = self.call(now, effects, |machine, call| machine.release(id, known, call));
+        let (role, tag) = self.call(now, effects, |machine, call| machine.release(id, hint, call));
         (role, tag.unwrap_or_default())
     }
 

@@ -71,9 +71,9 @@ impl FromStr for LockId {
     /// # Errors
     /// [`Error::InvalidArgument`] if the text is not 22 characters of base64url.
     fn from_str(text: &str) -> Result<Self, Error> {
-        let known = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+        let is_valid = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
         let id = text.as_bytes().try_into().ok().map(Self);
-        id.filter(|id| id.0.iter().copied().all(known)).ok_or_else(|| {
+        id.filter(|id| id.0.iter().copied().all(is_valid)).ok_or_else(|| {
             // The text may be a lock id with a line end, so the error does not repeat it.
             let problem = match text.len() {
                 LENGTH => "it has other characters".to_owned(),

@@ -141,7 +141,7 @@ impl TokenBucket {
     }
 
     /// Limits the missing tokens to all tokens. More could be missing if the clock was set back.
-    pub(crate) fn settle(&mut self, now: Time) {
+    pub(crate) fn limit_missing(&mut self, now: Time) {
         self.full_at = self.full_at(now);
     }
 

@@ -2,13 +2,14 @@
 
 use std::cell::RefCell;
 use std::fs;
-use std::ops::Deref;
 use std::path::Path;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use rusqlite::{Connection, TransactionBehavior, params};
+use rusqlite::{
+    CachedStatement, Connection, OptionalExtension, Params, Row, TransactionBehavior, params,
+};
 
 use super::LocalSettings;
 use super::errors::{During, damaged_log};
@@ -22,7 +23,7 @@ use crate::machine::Reach;
 use crate::{ClientId, Error, process};
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 /// The file in which the kernel publishes the id of the current boot.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
@@ -82,20 +83,46 @@ impl<'a> Transaction<'a> {
         Self { connection, now, confirm_within, peers, only_reads, follow_up }
     }
 
+    /// Prepares a statement, or returns it from the cache.
+    pub(super) fn prepare(&self, sql: &str) -> rusqlite::Result<CachedStatement<'a>> {
+        let statement = self.connection.prepare_cached(sql)?;
+        if self.only_reads && !statement.readonly() {
+            return Err(rusqlite::Error::InvalidQuery);
+        }
+        Ok(statement)
+    }
+
+    /// Runs a statement. Returns the number of rows that it has changed.
+    pub(super) fn execute(&self, sql: &str, params: impl Params) -> rusqlite::Result<usize> {
+        self.prepare(sql)?.execute(params)
+    }
+
+    /// Runs a statement, and reads the first row that it returns.
+    pub(super) fn first<T>(
+        &self,
+        sql: &str,
+        params: impl Params,
+        read: impl FnOnce(&Row<'_>) -> rusqlite::Result<T>,
+    ) -> rusqlite::Result<Option<T>> {
+        self.prepare(sql)?.query_row(params, read).optional()
+    }
+
+    /// Runs a statement, and reads all rows that it returns.
+    pub(super) fn all<T>(
+        &self,
+        sql: &str,
+        params: impl Params,
+        read: impl FnMut(&Row<'_>) -> rusqlite::Result<T>,
+    ) -> rusqlite::Result<Vec<T>> {
+        self.prepare(sql)?.query_map(params, read)?.collect()
+    }
+
     /// Wakes a client after the commit.
     pub(super) fn wake(&self, client: ClientId) {
         let wake = &mut self.follow_up.borrow_mut().wake;
         if !wake.contains(&client) {
             wake.push(client);
         }
-    }
-}
-
-impl Deref for Transaction<'_> {
-    type Target = Connection;
-
-    fn deref(&self) -> &Connection {
-        self.connection
     }
 }
 
@@ -182,16 +209,16 @@ impl Database {
             connection.wal_hook(Some(hook)).map_err(failed)?;
             let immediate = TransactionBehavior::Immediate;
             let tx = connection.transaction_with_behavior(immediate).map_err(failed)?;
-            lifeline::tidy(place, |client| has_row(&tx, client).unwrap_or(true));
+            let peers = &Surroundings { place, clients: &clients };
+            let context = Transaction::new(&tx, clock.now(), settings.confirm_within, peers, false);
+            lifeline::tidy(place, |client| has_row(&context, client).unwrap_or(true));
             let (lifeline_file, socket) = lifeline::enter(place, client)?;
             // The lifeline exists before the client's row does, and is removed after it.
             let _ = lifeline.set(lifeline_file);
-            let peers = &Surroundings { place, clients: &clients };
-            let context = Transaction::new(&tx, clock.now(), settings.confirm_within, peers, false);
             let entered = insert_client(&context, client).and_then(|()| {
-                let others = other_clients(&tx, client)?.into_iter();
-                let dead = others.filter(|client| peers.is_dead(*client)).collect();
-                semaphores::remove_dead_clients(&context, dead)
+                let mut others = other_clients(&context, client)?;
+                others.retain(|client| peers.is_dead(*client));
+                semaphores::remove_dead_clients(&context, others)
             });
             let follow_up = context.follow_up.into_inner();
             let entered = entered.and_then(|()| tx.commit());
@@ -340,11 +367,11 @@ fn insert_client(tx: &Transaction<'_>, client: ClientId) -> rusqlite::Result<()>
     .map(drop)
 }
 
-fn has_row(tx: &Connection, client: ClientId) -> rusqlite::Result<bool> {
-    tx.prepare_cached("SELECT 1 FROM clients WHERE client = ?1")?.exists([client])
+fn has_row(tx: &Transaction<'_>, client: ClientId) -> rusqlite::Result<bool> {
+    tx.prepare("SELECT 1 FROM clients WHERE client = ?1")?.exists([client])
 }
 
-fn other_clients(tx: &Connection, client: ClientId) -> rusqlite::Result<Vec<ClientId>> {
-    let mut select = tx.prepare("SELECT client FROM clients WHERE client <> ?1 LIMIT ?2")?;
-    select.query_map(params![client, CHECKED], |row| row.get(0))?.collect()
+fn other_clients(tx: &Transaction<'_>, client: ClientId) -> rusqlite::Result<Vec<ClientId>> {
+    let select = "SELECT client FROM clients WHERE client <> ?1 LIMIT ?2";
+    tx.all(select, params![client, CHECKED], |row| row.get(0))
 }

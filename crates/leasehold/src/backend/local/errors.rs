@@ -10,23 +10,22 @@ use rustix::io::Errno;
 
 use crate::Error;
 
+/// There can be no store at this path.
+pub(super) fn invalid(path: &Path, problem: &str) -> Error {
+    Error::invalid("store", format!("{} {problem}", path.display()))
+}
+
 pub(super) fn not_a_store(path: &Path) -> Error {
-    let path = path.display();
-    let problem = format!("{path} is not a leasehold store: choose another path");
-    Error::invalid("store", problem)
+    invalid(path, "is not a leasehold store: choose another path")
 }
 
 pub(super) fn another_programs(path: &Path) -> Error {
-    let path = path.display();
-    let problem = format!("{path} is a database of another program: choose another path");
-    Error::invalid("store", problem)
+    invalid(path, "is a database of another program: choose another path")
 }
 
-pub(super) fn no_directory(path: &Path, directory: &Path) -> Error {
-    let (path, directory) = (path.display(), directory.display());
-    let problem =
-        format!("{path}: there is no directory {directory}: create it, or correct the path");
-    Error::invalid("store", problem)
+/// The file at this path cannot be used as it is.
+pub(super) fn refused(path: &Path, problem: &str) -> Error {
+    Error::Refused { what: format!("{} {problem}", path.display()) }
 }
 
 /// Another process was stopped in the middle of a transaction, or the disk hangs.

@@ -9,7 +9,7 @@ use std::path::Path;
 use rustix::fs::{FsWord, statfs};
 use rustix::process::geteuid;
 
-use super::errors::{During, another_programs, not_a_store};
+use super::errors::{During, another_programs, invalid, not_a_store, refused};
 use super::location::with_suffix;
 use super::{log, schema};
 use crate::Error;
@@ -70,42 +70,38 @@ fn is_open(wanted: &Metadata) -> bool {
 pub(super) fn check_file_system(file: &Path, directory: &Path) -> Result<(), Error> {
     let system = statfs(directory).during("reading the file system of", directory)?;
     let Some(system) = network(system.f_type, directory) else { return Ok(()) };
-    let problem = format!("{} is on {system}", file.display());
     let advice = "file locks and shared memory are not reliable there: choose a path on a local disk, \
                   or use Redis";
-    Err(Error::invalid("store", format!("{problem}: {advice}")))
+    Err(invalid(file, &format!("is on {system}: {advice}")))
 }
 
 /// Fails unless this is a regular file that only we can open, with a single name.
 pub(super) fn check_file(file: &Path, metadata: &Metadata) -> Result<(), Error> {
-    let path = file.display();
     if !metadata.is_file() {
-        let problem = format!("{path} is not a regular file: choose another path");
-        return Err(Error::invalid("store", problem));
+        return Err(invalid(file, "is not a regular file: choose another path"));
     }
     if metadata.nlink() != 1 {
         // With two names of a database, SQLite would keep a log for each, and see only half of the data. Under the name
         // of a log, it would write into another file.
-        let problem = format!(
-            "{path} has {} names (hard links); the limit is 1: remove the others",
-            metadata.nlink()
-        );
-        return Err(Error::invalid("store", problem));
+        let names = metadata.nlink();
+        let problem = format!("has {names} names (hard links); the limit is 1: remove the others");
+        return Err(invalid(file, &problem));
     }
     check_owner(file, metadata.uid(), metadata.mode(), "600")
 }
 
 pub(super) fn check_owner(path: &Path, owner: u32, mode: u32, wanted: &str) -> Result<(), Error> {
-    let (ours, path) = (geteuid().as_raw(), path.display());
+    let ours = geteuid().as_raw();
     if owner != ours {
-        let what = format!("{path} belongs to user {owner}; this process runs as user {ours}");
+        let problem = format!("belongs to user {owner}; this process runs as user {ours}");
         let advice = "a store belongs to one user: choose a path in a directory where only you can create files, or, \
                       to share one between users, run their jobs as one user (sudo -u) or use Redis";
-        return Err(Error::Refused { what: format!("{what}: {advice}") });
+        return Err(refused(path, &format!("{problem}: {advice}")));
     }
     if mode & 0o077 != 0 {
-        let what = format!("{path} is open to other users (mode {:o})", mode & 0o777);
-        return Err(Error::Refused { what: format!("{what}: run chmod {wanted} {path}") });
+        let problem = format!("is open to other users (mode {:o})", mode & 0o777);
+        let advice = format!("run chmod {wanted} {}", path.display());
+        return Err(refused(path, &format!("{problem}: {advice}")));
     }
     Ok(())
 }

@@ -161,11 +161,11 @@ impl Location {
         let Some(other) = other else { return Ok(()) };
         let alive = lifeline::count_alive(self);
         if alive > 0 {
-            let other = other.display();
             let clients =
                 if alive == 1 { "1 client uses".into() } else { format!("{alive} clients use") };
-            let what = format!("{other} was removed or replaced while {clients} it");
-            return Err(Error::Refused { what: what + ": restore it, or stop its clients first" });
+            let problem = format!("was removed or replaced while {clients} it");
+            let advice = ": restore it, or stop its clients first";
+            return Err(errors::refused(&other, &(problem + advice)));
         }
         if is_new {
             for file in BESIDE.iter().chain(&["-journal"]).map(|end| with_suffix(&self.file, end)) {
@@ -355,8 +355,7 @@ fn open_clients(file: &Path) -> Result<(OwnedFd, PathBuf), Error> {
 fn resolve(path: &Path, create_directories: bool) -> Result<PathBuf, Error> {
     let whole = std::path::absolute(path).during("resolving", path)?;
     let (Some(parent), Some(name)) = (whole.parent(), whole.file_name()) else {
-        let problem = format!("{} is not the path of a file: choose another path", path.display());
-        return Err(Error::invalid("store", problem));
+        return Err(errors::invalid(path, "is not the path of a file: choose another path"));
     };
     let real = |path: &Path| fs::canonicalize(path).during("resolving", path);
     if fs::symlink_metadata(&whole).is_ok() {
@@ -370,7 +369,9 @@ fn resolve(path: &Path, create_directories: bool) -> Result<PathBuf, Error> {
     if create_directories {
         make_directory(parent, true)?;
     } else if fs::metadata(parent).is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
-        return Err(errors::no_directory(path, parent));
+        let (path, parent) = (path.display(), parent.display());
+        let problem = format!("{path}: there is no directory {parent}");
+        return Err(Error::invalid("store", problem + ": create it, or correct the path"));
     }
     Ok(real(parent)?.join(name))
 }
@@ -402,8 +403,7 @@ fn metadata_of(file: &Path) -> Result<Metadata, Error> {
 }
 
 fn gone(file: &Path) -> Error {
-    let what = "was removed or replaced while it was in use: open another client";
-    Error::Refused { what: format!("{} {what}", file.display()) }
+    errors::refused(file, "was removed or replaced while it was in use: open another client")
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use rusqlite::{Connection, OptionalExtension, Result, Row, params};
+use rusqlite::{Result, Row, params};
 
 use super::columns::Bits;
 use super::database::Transaction;
@@ -24,15 +24,19 @@ const REMOVED_AT_ONCE: u32 = 64;
 
 /// The rows of all locks.
 pub(super) struct SqlLocks<'a> {
-    tx: &'a Connection,
+    tx: &'a Transaction<'a>,
     /// The time in milliseconds. Records that have expired by then are not found.
     now: u64,
     /// The time from which fences are minted.
     fences_from: Time,
 }
 
-/// The columns of a record, in the order in which [`read`] reads them.
-const COLUMNS: &str = "key, id, acquired_at, expires_at, fence, host, pid, label";
+/// The columns of a record that [`read`] reads.
+macro_rules! lock_columns {
+    () => {
+        "key, id, acquired_at, expires_at, fence, host, pid, label"
+    };
+}
 
 fn read(row: &Row<'_>) -> Result<Record> {
     let (acquired_at, expires_at) = (row.get::<_, Bits>(2)?.0, row.get::<_, Bits>(3)?.0);
@@ -45,7 +49,7 @@ fn millis(now: Time) -> u64 {
     now.micros() / 1000
 }
 
-fn machine<'a>(tx: &'a Transaction<'_>) -> LockMachine<SqlLocks<'a>> {
+fn machine<'a>(tx: &'a Transaction<'a>) -> LockMachine<SqlLocks<'a>> {
     LockMachine { rows: SqlLocks { tx, now: millis(tx.now), fences_from: tx.now } }
 }
 
@@ -55,12 +59,14 @@ pub(super) fn is_query(command: &LockCommand) -> bool {
 }
 
 /// Returns the held locks, ordered by key, at most `limit` of them.
-pub(super) fn list(tx: &Connection, limit: usize, now: Time) -> Result<Vec<Record>> {
-    tx.prepare(&format!(
-        "SELECT {COLUMNS} FROM locks WHERE id IS NOT NULL AND expires_at > ?1 ORDER BY key LIMIT ?2"
-    ))?
-    .query_map(params![Bits(millis(now)), i64::try_from(limit).unwrap_or(i64::MAX)], read)?
-    .collect()
+pub(super) fn list(tx: &Transaction<'_>, limit: usize) -> Result<Vec<Record>> {
+    let select = concat!(
+        "SELECT ",
+        lock_columns!(),
+        " FROM locks WHERE id IS NOT NULL AND expires_at > ?1 ORDER BY key LIMIT ?2"
+    );
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    tx.all(select, params![Bits(millis(tx.now)), limit], read)
 }
 
 /// Removes expired records, and wakes the clients that wait for their keys.
@@ -102,17 +108,16 @@ impl LockRows for SqlLocks<'_> {
     type Error = rusqlite::Error;
 
     fn record(&self, key: &Name) -> Result<Option<Record>> {
-        self.tx
-            .prepare_cached(&format!(
-                "SELECT {COLUMNS} FROM locks WHERE key = ?1 AND id IS NOT NULL AND expires_at > ?2"
-            ))?
-            .query_row(params![key, Bits(self.now)], read)
-            .optional()
+        let select = concat!(
+            "SELECT ",
+            lock_columns!(),
+            " FROM locks WHERE key = ?1 AND id IS NOT NULL AND expires_at > ?2"
+        );
+        self.tx.first(select, params![key, Bits(self.now)], read)
     }
 
     fn key_of(&self, id: LockId) -> Result<Option<Name>> {
-        let mut select = self.tx.prepare_cached("SELECT key FROM lock_ids WHERE id = ?1")?;
-        select.query_row([id], |row| row.get(0)).optional()
+        self.tx.first("SELECT key FROM lock_ids WHERE id = ?1", [id], |row| row.get(0))
     }
 
     fn insert(
@@ -124,16 +129,13 @@ impl LockRows for SqlLocks<'_> {
         holder: &Arc<Holder>,
     ) -> Result<Fence> {
         // There may be an expired record that has not been removed yet.
-        self.tx
-            .prepare_cached(
-                "DELETE FROM lock_ids WHERE id = (SELECT id FROM locks WHERE key = ?1 AND id IS NOT NULL)",
-            )?
-            .execute([key])?;
+        let delete = "DELETE FROM lock_ids WHERE id = (SELECT id FROM locks WHERE key = ?1 AND id IS NOT NULL)";
+        self.tx.execute(delete, [key])?;
         let (Holder { host, pid, label }, from) = (&**holder, self.fences_from);
         let (acquired_at, expires_at) = (Bits(acquired_at), Bits(expires_at));
         let fence = self
             .tx
-            .prepare_cached(
+            .prepare(
                 "INSERT INTO locks (key, fence, id, acquired_at, expires_at, host, pid, label)
                  VALUES (?1, max(?5 + (SELECT fence_lead FROM meta), 1), ?2, ?3, ?4, ?6, ?7, ?8)
                  ON CONFLICT (key) DO UPDATE SET
@@ -146,62 +148,51 @@ impl LockRows for SqlLocks<'_> {
                 params![key, id, acquired_at, expires_at, from, host, pid, label],
                 |row| row.get(0),
             )?;
-        self.tx
-            .prepare_cached("INSERT OR REPLACE INTO lock_ids (id, key) VALUES (?1, ?2)")?
-            .execute(params![id, key])?;
+        let insert = "INSERT OR REPLACE INTO lock_ids (id, key) VALUES (?1, ?2)";
+        self.tx.execute(insert, params![id, key])?;
         Ok(fence)
     }
 
     fn set_expiry(&mut self, record: &Record, expires_at: u64) -> Result<()> {
         let update = "UPDATE locks SET expires_at = ?2 WHERE key = ?1";
-        self.tx.prepare_cached(update)?.execute(params![record.key, Bits(expires_at)]).map(drop)
+        self.tx.execute(update, params![record.key, Bits(expires_at)]).map(drop)
     }
 
     fn remove(&mut self, record: &Record) -> Result<()> {
-        self.tx
-            .prepare_cached(
-                "UPDATE locks SET id = NULL, acquired_at = NULL, expires_at = NULL, host = NULL, pid = NULL,
-                     label = NULL
-                 WHERE key = ?1",
-            )?
-            .execute([&record.key])
-            .map(drop)
+        let update = "UPDATE locks SET id = NULL, acquired_at = NULL, expires_at = NULL,
+                          host = NULL, pid = NULL, label = NULL WHERE key = ?1";
+        self.tx.execute(update, [&record.key]).map(drop)
     }
 
     fn remove_id(&mut self, id: LockId) -> Result<()> {
-        let mut delete = self.tx.prepare_cached("DELETE FROM lock_ids WHERE id = ?1")?;
-        delete.execute([id]).map(drop)
+        self.tx.execute("DELETE FROM lock_ids WHERE id = ?1", [id]).map(drop)
     }
 
     fn expired(&self, now: u64) -> Result<Vec<Record>> {
-        self.tx
-            .prepare_cached(&format!(
-                "SELECT {COLUMNS} FROM locks
-                 WHERE id IS NOT NULL AND expires_at <= ?1 ORDER BY expires_at LIMIT ?2"
-            ))?
-            .query_map(params![Bits(now), REMOVED_AT_ONCE], read)?
-            .collect()
+        let select = concat!(
+            "SELECT ",
+            lock_columns!(),
+            " FROM locks WHERE id IS NOT NULL AND expires_at <= ?1 ORDER BY expires_at LIMIT ?2"
+        );
+        self.tx.all(select, params![Bits(now), REMOVED_AT_ONCE], read)
     }
 }
 
 /// Registers this client to be woken when the key is released.
-fn register_waiter(tx: &Connection, key: &Name, client: ClientId) -> Result<()> {
+fn register_waiter(tx: &Transaction<'_>, key: &Name, client: ClientId) -> Result<()> {
     let insert = "INSERT OR REPLACE INTO lock_waiters (key, client, woken) VALUES (?1, ?2, 0)";
-    tx.prepare_cached(insert)?.execute(params![key, client]).map(drop)
+    tx.execute(insert, params![key, client]).map(drop)
 }
 
 /// Wakes the clients that wait for the key. Each of them then reads which key was released.
 fn wake_waiters(tx: &Transaction<'_>, key: &Name) -> Result<()> {
     let update = "UPDATE lock_waiters SET woken = 1 WHERE key = ?1 RETURNING client";
-    let mut update = tx.prepare_cached(update)?;
-    update.query_map([key], |row| row.get(0))?.try_for_each(|client| {
-        tx.wake(client?);
-        Ok(())
-    })
+    tx.all(update, [key], |row| row.get(0))?.into_iter().for_each(|client| tx.wake(client));
+    Ok(())
 }
 
 /// Returns the keys that this client waited for and that were released. Each key is returned once.
-pub(super) fn take_released(tx: &Connection, client: ClientId) -> Result<Vec<Name>> {
+pub(super) fn take_released(tx: &Transaction<'_>, client: ClientId) -> Result<Vec<Name>> {
     let delete = "DELETE FROM lock_waiters WHERE client = ?1 AND woken = 1 RETURNING key";
-    tx.prepare_cached(delete)?.query_map([client], |row| row.get(0))?.collect()
+    tx.all(delete, [client], |row| row.get(0))
 }

@@ -6,7 +6,7 @@ use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags, OptionalExtension, TransactionBehavior, params};
 
 use super::columns::Bits;
-use super::errors::another_programs;
+use super::errors::{another_programs, refused};
 use super::location::Location;
 use crate::Error;
 use crate::clock::{self, Moment, Time};
@@ -164,9 +164,8 @@ pub(super) fn open(place: &Location, busy: Duration) -> Result<Connection, Error
     connection.busy_timeout(busy).map_err(failed)?;
     let version = check(&connection, place)?;
     if connection.is_readonly("main").map_err(failed)? {
-        let path = place.file.display();
-        let what = format!("{path} cannot be written: run chmod 600 on it, or choose another path");
-        return Err(Error::Refused { what });
+        let problem = "cannot be written: run chmod 600 on it, or choose another path";
+        return Err(refused(&place.file, problem));
     }
     set_up(&mut connection, version).map_err(failed)?;
     Ok(connection)
@@ -195,18 +194,17 @@ pub(super) fn is_readable(place: &Location) -> rusqlite::Result<bool> {
 /// is older, or the host was booted since it was last used.
 pub(super) fn clock_to_read(place: &Location, boot: &str) -> Result<StoreClock, Error> {
     let connection = open_to_read(place)?;
-    let path = place.file.display();
-    let refused = |problem: &str| Err(Error::Refused { what: format!("{path} {problem}") });
     if check(&connection, place)? != VERSION {
-        return refused(
-            "was made by an earlier version: open it once without read_only, which migrates it",
-        );
+        let problem =
+            "was made by an earlier version: open it once without read_only, which migrates it";
+        return Err(refused(&place.file, problem));
     }
     match StoreClock::read(&connection).map_err(|error| place.explain("reading", error))? {
         Some((last_boot, clock)) if last_boot == boot => Ok(clock),
-        _ => refused(
+        _ => Err(refused(
+            &place.file,
             "was last used before this boot, so nothing in it is held: open it once without read_only",
-        ),
+        )),
     }
 }
 
@@ -233,10 +231,10 @@ fn check(connection: &Connection, place: &Location) -> Result<i32, Error> {
         number.map_err(|error| place.explain("opening", error))
     };
     let (application, version) = (number("application_id")?, number("user_version")?);
-    let path = place.file.display();
     if application == APPLICATION && version > VERSION {
-        let what = format!("{path} has schema {version}; this version supports up to {VERSION}");
-        return Err(Error::Refused { what: what + ": use the newer leasehold that created it" });
+        let problem = format!("has schema {version}; this version supports up to {VERSION}");
+        let advice = ": use the newer leasehold that created it";
+        return Err(refused(&place.file, &(problem + advice)));
     }
     if application != APPLICATION
         && (application != 0 || version != 0 || number("schema_version")? != 0)

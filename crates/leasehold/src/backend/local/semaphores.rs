@@ -8,7 +8,7 @@
 //! look for dead ones: a newcomer that would be the first waiter checks the holders, and clients that wait near the head
 //! of the queue check the holders and each other every [`WATCH`].
 
-use rusqlite::{Connection, OptionalExtension, Result, params};
+use rusqlite::{Result, params};
 
 use super::columns::{Bits, acquisition_id};
 use super::database::Transaction;
@@ -96,14 +96,9 @@ pub(super) fn remove_dead_clients(tx: &Transaction<'_>, mut dead: Vec<ClientId>)
         if tx.follow_up.borrow().removed_clients.contains(&client) {
             continue;
         }
-        let names: Vec<Name> = tx
-            .prepare_cached(
-                "SELECT name FROM semaphores WHERE id IN (
-                     SELECT semaphore FROM holders WHERE client = ?1 UNION SELECT semaphore FROM waiters WHERE client = ?1)",
-            )?
-            .query_map([client], |row| row.get(0))?
-            .collect::<Result<_>>()?;
-        for name in names {
+        let names = "SELECT name FROM semaphores WHERE id IN (
+             SELECT semaphore FROM holders WHERE client = ?1 UNION SELECT semaphore FROM waiters WHERE client = ?1)";
+        for name in tx.all(names, [client], |row| row.get(0))? {
             // The reply informs the sender only about the name of its commands. For all other names it must be woken,
             // like every client.
             let (_, also_dead) = run(tx, None, &name, |machine, call| {
@@ -119,7 +114,7 @@ pub(super) fn remove_dead_clients(tx: &Transaction<'_>, mut dead: Vec<ClientId>)
             "DELETE FROM lock_waiters WHERE client = ?1",
             "DELETE FROM clients WHERE client = ?1",
         ] {
-            tx.prepare_cached(delete)?.execute([client])?;
+            tx.execute(delete, [client])?;
         }
         tx.follow_up.borrow_mut().removed_clients.push(client);
     }
@@ -131,30 +126,26 @@ pub(super) fn claim(
     tx: &Transaction<'_>,
     client: ClientId,
 ) -> Result<Vec<(Name, AcquisitionId, Held)>> {
-    let mut update = tx.prepare_cached(concat!(
+    let update = concat!(
         "UPDATE holders SET unclaimed = 0, ends = hold_until, hold_until = NULL
          WHERE client = ?1 AND unclaimed AND ends > ?2 RETURNING ",
         holder_columns!(),
         ", (SELECT name FROM semaphores WHERE id = semaphore)"
-    ))?;
-    let claimed = update.query_map(params![client, tx.now], |row| {
+    );
+    let claimed = tx.all(update, params![client, tx.now], |row| {
         let (id, member) = holder(row)?;
         Ok((row.get(9)?, id, member.held(tx.now)))
     })?;
-    let held = |(name, id, held): (_, _, Option<Held>)| Some((name, id, held?));
-    claimed.filter_map(|claimed| claimed.map(held).transpose()).collect()
+    Ok(claimed.into_iter().filter_map(|(name, id, held)| Some((name, id, held?))).collect())
 }
 
 /// Returns the names whose first waiter belongs to this client and waits for a token, each with the time when the token
 /// comes.
 pub(super) fn tokens(tx: &Transaction<'_>, client: ClientId) -> Result<Vec<(Name, Time)>> {
-    let mut select = tx.prepare_cached(
-        "SELECT s.name FROM semaphores s
-         WHERE s.rate_count > 0 AND s.id IN (SELECT semaphore FROM waiters WHERE client = ?1)",
-    )?;
-    let names = select.query_map([client], |row| row.get(0))?.collect::<Result<Vec<Name>>>()?;
+    let select = "SELECT name FROM semaphores
+                  WHERE rate_count > 0 AND id IN (SELECT semaphore FROM waiters WHERE client = ?1)";
     let mut tokens = Vec::new();
-    for name in names {
+    for name in tx.all(select, [client], |row| row.get(0))? {
         let machine = Machine { rows: SqlRows::find(tx, &name, None)? };
         // If the token is already available, the waiter gets it with its next request.
         let (at, first) = match machine.awaited_token(tx.now)? {
@@ -173,25 +164,25 @@ pub(super) fn tokens(tx: &Transaction<'_>, client: ClientId) -> Result<Vec<(Name
 
 /// Returns the ids of this client that another client has released. Each id is returned once.
 pub(super) fn take_evicted(
-    tx: &Connection,
+    tx: &Transaction<'_>,
     client: ClientId,
 ) -> Result<Vec<(Name, AcquisitionId)>> {
-    let mut delete = tx.prepare_cached(
-        "DELETE FROM evicted WHERE client = ?1
-         RETURNING client, sequence, (SELECT name FROM semaphores WHERE id = evicted.semaphore)",
-    )?;
-    let rows = delete.query_map([client], |row| Ok((row.get(2)?, acquisition_id(row, 0)?)))?;
-    rows.collect()
+    let delete = "DELETE FROM evicted WHERE client = ?1
+         RETURNING client, sequence, (SELECT name FROM semaphores WHERE id = evicted.semaphore)";
+    tx.all(delete, [client], |row| Ok((row.get(2)?, acquisition_id(row, 0)?)))
 }
 
 /// Returns the number of waiters ahead of `id`.
-pub(super) fn position(tx: &Connection, name: &Name, id: AcquisitionId) -> Result<Option<usize>> {
-    tx.prepare_cached(
+pub(super) fn position(
+    tx: &Transaction<'_>,
+    name: &Name,
+    id: AcquisitionId,
+) -> Result<Option<usize>> {
+    let select =
         "SELECT (SELECT count(*) FROM waiters a WHERE a.semaphore = s.id AND a.place < w.place)
-         FROM semaphores s JOIN waiters w ON w.semaphore = s.id
-         WHERE s.name = ?1 AND w.client = ?2 AND w.sequence = ?3",
-    )?
-    .query_row(params![name, id.client(), Bits(id.sequence())], |row| row.get::<_, u32>(0))
-    .optional()
-    .map(|count| count.map(|count| count as usize))
+                  FROM semaphores s JOIN waiters w ON w.semaphore = s.id
+                  WHERE s.name = ?1 AND w.client = ?2 AND w.sequence = ?3";
+    let which = params![name, id.client(), Bits(id.sequence())];
+    let count = tx.first(select, which, |row| row.get::<_, u32>(0))?;
+    Ok(count.map(|count| count as usize))
 }

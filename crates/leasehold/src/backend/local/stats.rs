@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Duration;
 
-use rusqlite::{Connection, Result, Row, params};
+use rusqlite::{Result, Row, params};
 
 use super::columns::Bits;
 use super::database::Transaction;
@@ -44,23 +44,17 @@ pub(super) fn clients(tx: &Transaction<'_>, limit: usize) -> Result<Vec<ClientIn
 }
 
 /// Returns the names that the query asks for, each with its id and its row.
-fn rows(tx: &Connection, query: &Query) -> Result<Vec<(String, i64, SemaphoreRow)>> {
+fn rows(tx: &Transaction<'_>, query: &Query) -> Result<Vec<(String, i64, SemaphoreRow)>> {
     let read = |row: &Row<'_>| {
         let (id, semaphore) = semaphore(row)?;
         Ok((row.get(0)?, id, semaphore))
     };
     let select = concat!("SELECT name, ", semaphore_columns!(), " FROM semaphores");
     let Some(names) = &query.names else {
-        return tx.prepare(select)?.query_map([], read)?.collect();
+        return tx.all(select, [], read);
     };
-    let mut select = tx.prepare(&format!("{select} WHERE name = ?1"))?;
-    let mut found = Vec::new();
-    for name in names {
-        for row in select.query_map([name], read)? {
-            found.push(row?);
-        }
-    }
-    Ok(found)
+    let select = format!("{select} WHERE name = ?1");
+    names.iter().filter_map(|name| tx.first(&select, [name], read).transpose()).collect()
 }
 
 struct StatsReader<'a> {
@@ -107,7 +101,7 @@ impl StatsReader<'_> {
             ", label, host, pid FROM holders LEFT JOIN (SELECT client, host, pid FROM clients) USING (client)
              WHERE semaphore = ?1 AND (ends IS NULL OR ends > ?2) ORDER BY fence"
         );
-        let mut select = self.tx.prepare_cached(select)?;
+        let mut select = self.tx.prepare(select)?;
         let rows = select.query(params![semaphore, self.tx.now])?;
         self.members(rows, holder, 9, usize::MAX)
     }
@@ -120,7 +114,7 @@ impl StatsReader<'_> {
             ", label, host, pid FROM waiters LEFT JOIN (SELECT client, host, pid FROM clients) USING (client)
              WHERE semaphore = ?1 ORDER BY place"
         );
-        let mut select = self.tx.prepare_cached(select)?;
+        let mut select = self.tx.prepare(select)?;
         let rows = select.query([semaphore])?;
         self.members(rows, waiter, 7, most)
     }
@@ -149,7 +143,7 @@ impl StatsReader<'_> {
 
     /// Returns the number of waiters, and how long the oldest has waited.
     fn queue(&mut self, semaphore: i64) -> Result<(usize, Option<Duration>)> {
-        let mut select = self.tx.prepare_cached(
+        let mut select = self.tx.prepare(
             "SELECT client, count(*), min(since) FROM waiters WHERE semaphore = ?1 GROUP BY client",
         )?;
         let mut rows = select.query([semaphore])?;

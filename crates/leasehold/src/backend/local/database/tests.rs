@@ -11,6 +11,27 @@ use crate::{AcquisitionId, ErrorKind};
 
 const DECLARED: Declared = Declared::capacity(1, true);
 
+/// A store in which no other client is alive.
+struct Nobody;
+
+impl Peers for Nobody {
+    fn reach(&self, _client: ClientId) -> Reach {
+        Reach::Dead
+    }
+
+    fn is_dead(&self, _client: ClientId) -> bool {
+        true
+    }
+}
+
+/// Returns a transaction for tests of the SQL. It is never committed.
+pub(in crate::backend::local) fn transaction(
+    connection: &Connection,
+    now: Time,
+) -> Transaction<'_> {
+    Transaction::new(connection, now, Span::from_millis(1), &Nobody, false)
+}
+
 fn open(place: &LocalStore) -> Database {
     let settings = LocalSettings {
         path: place.path(),
@@ -51,7 +72,7 @@ fn limit(store: &Database, pages: u32) {
 
 fn rows(store: &mut Database) -> u32 {
     let count = "SELECT (SELECT count(*) FROM holders) + (SELECT count(*) FROM waiters)";
-    store.read(|tx| tx.query_row(count, [], |row| row.get(0))).unwrap()
+    store.read(|tx| tx.first(count, [], |row| row.get(0))).unwrap().unwrap()
 }
 
 #[test]

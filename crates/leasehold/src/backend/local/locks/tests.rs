@@ -7,41 +7,23 @@ use super::*;
 use crate::backend::differential::locks::{
     Seen, Step, by_machine, by_rows, holder, id, key, steps,
 };
-use crate::backend::local::database::Peers;
+use crate::backend::local::database::tests::transaction;
 use crate::backend::local::schema;
-use crate::clock::Span;
-use crate::machine::Reach;
 use crate::machine::lock::LockRef;
 
 /// Fences are usually minted from the clock. With a clock of 0 they count, as those of the machine do.
-fn at(tx: &Connection, now: u64) -> LockMachine<SqlLocks<'_>> {
+fn at<'a>(tx: &'a Transaction<'a>, now: u64) -> LockMachine<SqlLocks<'a>> {
     LockMachine { rows: SqlLocks { tx, now, fences_from: Time::from_micros(0) } }
-}
-
-struct Nobody;
-
-impl Peers for Nobody {
-    fn reach(&self, _client: ClientId) -> Reach {
-        Reach::Dead
-    }
-
-    fn is_dead(&self, _client: ClientId) -> bool {
-        true
-    }
-}
-
-fn transaction(tx: &Connection, now: Time) -> Transaction<'_> {
-    Transaction::new(tx, now, Span::from_millis(1), &Nobody, false)
 }
 
 fn of_millis(now: u64) -> Time {
     Time::from_micros(now * 1000)
 }
 
-fn by_sqlite(tx: &Connection, step: Step, now: u64) -> Seen {
+fn by_sqlite(tx: &Transaction<'_>, step: Step, now: u64) -> Seen {
     if let Step::Mislead { id: i, key: k } = step {
         let mislead = "INSERT OR REPLACE INTO lock_ids (id, key) VALUES (?1, ?2)";
-        tx.execute(mislead, [id(i).as_str(), key(k).as_str()]).unwrap();
+        tx.execute(mislead, params![id(i), key(k)]).unwrap();
     }
     let mut locks = at(tx, now);
     locks.remove_expired(now).unwrap();
@@ -52,17 +34,18 @@ fn by_sqlite(tx: &Connection, step: Step, now: u64) -> Seen {
 fn rows_of_locks_in_memory_and_in_sql_agree() {
     let config = ProptestConfig { cases: 300, failure_persistence: None, ..Default::default() };
     proptest!(config, |(steps in steps())| {
-        let (mut machine, tx) = (LockMachine::default(), schema::in_memory());
+        let (mut machine, connection) = (LockMachine::default(), schema::in_memory());
         let mut now = 1_700_000_000_000;
         for step in steps {
             if let Step::Pass(millis) = step {
                 now += millis;
             }
+            let tx = transaction(&connection, of_millis(now));
             // In SQL a record ceases to exist exactly at its TTL, for every client.
             let Ok(_) = machine.remove_expired(now);
             let expected = by_machine(&mut machine, step, now);
             prop_assert_eq!(by_sqlite(&tx, step, now), expected, "after {:?}", step);
-            let listed = list(&tx, 10, of_millis(now)).unwrap();
+            let listed = list(&tx, 10).unwrap();
             prop_assert_eq!(listed, machine.list(10, now), "after {:?}", step);
         }
     });
@@ -71,14 +54,16 @@ fn rows_of_locks_in_memory_and_in_sql_agree() {
 /// No client sees an expired record, even before it is removed.
 #[test]
 fn a_record_ceases_to_exist_at_its_ttl() {
-    let tx = schema::in_memory();
+    let connection = schema::in_memory();
+    let tx = transaction(&connection, of_millis(1000));
     let acquired = at(&tx, 1000).acquire(&key(0), id(0), 500, &holder(0), 1000).unwrap();
     for (now, there) in [(1499, true), (1500, false)] {
+        let tx = transaction(&connection, of_millis(now));
         let mut locks = at(&tx, now);
         for by in [LockRef::Key(key(0)), LockRef::Id(id(0))] {
             assert_eq!(locks.lookup(&by, now).unwrap().is_some(), there, "{by:?} at {now}");
         }
-        assert_eq!(list(&tx, 10, of_millis(now)).unwrap().len(), usize::from(there));
+        assert_eq!(list(&tx, 10).unwrap().len(), usize::from(there));
         let verdict = locks.extend(id(0), 1500 - now, false, now).unwrap();
         assert_eq!(matches!(verdict, Verdict::Done(1500)), there, "{verdict:?} at {now}");
     }
@@ -95,7 +80,8 @@ fn a_record_ceases_to_exist_at_its_ttl() {
 /// A client that waits for a key is notified of its release once, and no other client is.
 #[test]
 fn a_waiting_client_finds_the_key_that_was_released() {
-    let tx = schema::in_memory();
+    let connection = schema::in_memory();
+    let tx = transaction(&connection, of_millis(1000));
     let (waiting, other) = (ClientId::from_bits(1), ClientId::from_bits(2));
     let mut locks = at(&tx, 1000);
     locks.acquire(&key(0), id(0), 500, &holder(0), 1000).unwrap();
@@ -104,9 +90,8 @@ fn a_waiting_client_finds_the_key_that_was_released() {
     assert_eq!(take_released(&tx, waiting).unwrap(), []);
 
     let Verdict::Done(freed) = locks.release(id(0), 1000).unwrap() else { panic!("it was held") };
-    let context = transaction(&tx, of_millis(1000));
-    wake_waiters(&context, &freed).unwrap();
-    assert_eq!(context.follow_up.into_inner().wake, [waiting]);
+    wake_waiters(&tx, &freed).unwrap();
+    assert_eq!(tx.follow_up.take().wake, [waiting]);
     assert_eq!(take_released(&tx, other).unwrap(), []);
     assert_eq!(take_released(&tx, waiting).unwrap(), [key(0)]);
     assert_eq!(take_released(&tx, waiting).unwrap(), []);
@@ -114,16 +99,16 @@ fn a_waiting_client_finds_the_key_that_was_released() {
     // The same holds when the record expires.
     locks.acquire(&key(1), id(1), 500, &holder(0), 1000).unwrap();
     for (now, woken) in [(1499, vec![]), (1500, vec![other])] {
-        let context = transaction(&tx, of_millis(now));
-        remove_expired(&context).unwrap();
-        assert_eq!(context.follow_up.into_inner().wake, woken, "at {now}");
+        let tx = transaction(&connection, of_millis(now));
+        remove_expired(&tx).unwrap();
+        assert_eq!(tx.follow_up.take().wake, woken, "at {now}");
     }
 }
 
 #[test]
 fn fences_go_on_above_those_that_may_have_been_lost_with_the_power() {
     let mut tx = schema::in_memory();
-    let acquire = |tx: &Connection, number, now: Time| {
+    let acquire = |tx: &rusqlite::Connection, number, now: Time| {
         let tx = transaction(tx, now);
         let acquired = machine(&tx).acquire(&key(0), id(number), 1, &holder(0), millis(now));
         match acquired.unwrap() {

@@ -5,10 +5,11 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::backend::differential::pools::{Step, TTL_MS, ask, instance, pool, steps};
+use crate::backend::local::database::tests::transaction;
 use crate::backend::local::schema;
 use crate::machine::pool::{PoolMachine, Status};
 
-fn take_holder(tx: &Connection, number: usize) {
+fn take_holder(tx: &rusqlite::Connection, number: usize) {
     let take = "UPDATE leases SET holder_until = NULL WHERE instance = ?1";
     tx.execute(take, [instance(number).as_str()]).unwrap();
 }
@@ -31,7 +32,8 @@ fn rows_of_pools_in_memory_and_in_sql_agree() {
             let Some(ask) = ask(step) else { continue };
             let at = Time::from_micros(now);
             let expected = machine.apply(&ask, at);
-            prop_assert_eq!(apply(&tx, &ask, at).unwrap(), expected, "after {:?}", step);
+            let tx = transaction(&tx, at);
+            prop_assert_eq!(apply(&tx, &ask).unwrap(), expected, "after {:?}", step);
             for query in [PoolQuery::First(10), PoolQuery::Named(pool())] {
                 let listed = list(&tx, &query).unwrap();
                 prop_assert_eq!(listed, machine.list(&query), "{:?} after {:?}", query, step);
@@ -50,8 +52,9 @@ fn the_boundary_of_a_lease() {
         [(ttl - 1, Status::Renewed, 1), (ttl, Status::NotHeld, 0), (ttl + 1, Status::NotHeld, 0)];
     for (after, status, current) in cases {
         let tx = schema::in_memory();
-        apply(&tx, &acquire, Time::from_micros(start)).unwrap();
-        let answer = apply(&tx, &renew, Time::from_micros(start + after)).unwrap();
+        let at = |micros| transaction(&tx, Time::from_micros(micros));
+        apply(&at(start), &acquire).unwrap();
+        let answer = apply(&at(start + after), &renew).unwrap();
         assert_eq!((answer.status, answer.current), (status, current), "{after}");
     }
 }

@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use rusqlite::{CachedStatement, OptionalExtension, Params, Result, Row, params};
+use rusqlite::{Result, Row, params};
 
 use super::{WATCHED_PLACES, WATCHERS};
 use crate::backend::local::columns::{Bits, acquisition_id};
@@ -121,7 +121,7 @@ impl<'a> SqlRows<'a> {
             semaphore_columns!(),
             " FROM meta LEFT JOIN semaphores ON name = ?1"
         );
-        let (fence_lead, (id, row)) = tx.prepare_cached(select)?.query_row([name], |row| {
+        let (fence_lead, (id, row)) = tx.prepare(select)?.query_row([name], |row| {
             let is_new = row.get::<_, Option<i64>>(1)?.is_none();
             let found = if is_new { (0, SemaphoreRow::default()) } else { semaphore(row)? };
             Ok((row.get::<_, Bits>(0)?.0, found))
@@ -130,31 +130,13 @@ impl<'a> SqlRows<'a> {
         Ok(Self { tx, name, id, row, stored, fence_lead, from, expired, searched_dead, dead })
     }
 
-    fn prepare(&self, sql: &str) -> Result<CachedStatement<'a>> {
-        let statement = self.tx.prepare_cached(sql)?;
-        if self.tx.only_reads && !statement.readonly() {
-            return Err(rusqlite::Error::InvalidQuery);
-        }
-        Ok(statement)
-    }
-
-    /// Runs a statement that returns members.
-    fn members(
-        &self,
-        sql: &str,
-        which: impl Params,
-        read: impl FnMut(&Row<'_>) -> Result<(AcquisitionId, Member)>,
-    ) -> Result<Vec<(AcquisitionId, Member)>> {
-        self.prepare(sql)?.query_map(which, read)?.collect()
-    }
-
     /// Runs a statement for the holder with this id. If there is none, runs the other one for the waiter with this id.
     fn one_of(&self, holders: &str, waiters: &str, id: AcquisitionId) -> Result<Option<Member>> {
         let (semaphore, sequence) = (self.id, Bits(id.sequence()));
         let which = params![semaphore, id.client(), sequence];
-        let mut found = self.prepare(holders)?.query_row(which, holder).optional()?;
+        let mut found = self.tx.first(holders, which, holder)?;
         if found.is_none() && self.row.waiting > 0 {
-            found = self.prepare(waiters)?.query_row(which, waiter).optional()?;
+            found = self.tx.first(waiters, which, waiter)?;
         }
         Ok(found.map(|(_, member)| member))
     }
@@ -165,26 +147,20 @@ impl<'a> SqlRows<'a> {
         let delete = "DELETE FROM semaphores WHERE id = ?1
                       AND NOT EXISTS (SELECT 1 FROM evicted WHERE semaphore = ?1)";
         let is_empty = self.row == SemaphoreRow::default();
-        if is_empty && self.id != 0 && self.prepare(delete)?.execute([self.id])? > 0
+        if is_empty && self.id != 0 && self.tx.execute(delete, [self.id])? > 0
             || self.row == self.stored
         {
             return Ok(());
         }
         self.insert_name()?;
         let SemaphoreRow { limits, holding, units, waiting, next_place, last_fence } = &self.row;
-        self.prepare(
+        let (holding, waiting) = (Bits(*holding as u64), Bits(*waiting as u64));
+        let (next_place, last_fence) = (Bits(*next_place), Bits(*last_fence));
+        self.tx.execute(
             "UPDATE semaphores SET capacity = ?2, held = ?3, units = ?4, waiting = ?5, next_place = ?6, last_fence = ?7
              WHERE id = ?1",
-        )?
-        .execute(params![
-            self.id,
-            limits.declared,
-            Bits(*holding as u64),
-            units,
-            Bits(*waiting as u64),
-            Bits(*next_place),
-            Bits(*last_fence)
-        ])?;
+            params![self.id, limits.declared, holding, units, waiting, next_place, last_fence],
+        )?;
         let Limits { pinned, paused, pace, .. } = limits;
         let stored = &self.stored.limits;
         if (pinned, paused, pace) == (&stored.pinned, &stored.paused, &stored.pace) {
@@ -196,12 +172,10 @@ impl<'a> SqlRows<'a> {
             Pace::Free => Some(0),
             Pace::Metered(meter) => Some(meter.rate.count),
         };
-        self.prepare(
-            "UPDATE semaphores SET pinned = ?2, paused = ?3, paused_by = ?4, pause_reason = ?5, rate_count = ?6,
+        let update = "UPDATE semaphores SET pinned = ?2, paused = ?3, paused_by = ?4, pause_reason = ?5, rate_count = ?6,
                     rate_period = ?7, rate_burst = ?8, rate_full_at = ?9, rate_returns_from = ?10
-             WHERE id = ?1",
-        )?
-        .execute(params![
+             WHERE id = ?1";
+        let values = params![
             self.id,
             pinned,
             paused.map(|paused| paused.since),
@@ -212,8 +186,8 @@ impl<'a> SqlRows<'a> {
             meter.map(|meter| meter.rate.burst),
             meter.map(|meter| meter.full_at),
             meter.map(|meter| Bits(meter.returns_from))
-        ])
-        .map(drop)
+        ];
+        self.tx.execute(update, values).map(drop)
     }
 
     fn insert_name(&mut self) -> Result<()> {
@@ -221,19 +195,15 @@ impl<'a> SqlRows<'a> {
             let insert =
                 "INSERT INTO semaphores (name, capacity, held, waiting, next_place, last_fence)
                           VALUES (?1, 0, 0, 0, 0, 0)";
-            self.id = self.prepare(insert)?.insert([self.name])?;
+            self.id = self.tx.prepare(insert)?.insert([self.name])?;
         }
         Ok(())
     }
 
     /// Returns when the next holder expires.
     pub(super) fn next_expiry(&self) -> Result<Option<Time>> {
-        self.prepare(
-            "SELECT ends FROM holders WHERE semaphore = ?1 AND ends IS NOT NULL ORDER BY ends LIMIT 1",
-        )?
-        .query_row([self.id], |row| row.get(0))
-        .optional()
-        .map(Option::flatten)
+        let select = "SELECT ends FROM holders WHERE semaphore = ?1 AND ends IS NOT NULL ORDER BY ends LIMIT 1";
+        self.tx.first(select, [self.id], |row| row.get(0))
     }
 
     /// Returns the first [`WATCHERS`] clients among the first [`WATCHED_PLACES`] waiters.
@@ -242,8 +212,8 @@ impl<'a> SqlRows<'a> {
         if self.row.waiting == 0 {
             return Ok(first);
         }
-        let mut select = self
-            .prepare("SELECT client FROM waiters WHERE semaphore = ?1 ORDER BY place LIMIT ?2")?;
+        let select = "SELECT client FROM waiters WHERE semaphore = ?1 ORDER BY place LIMIT ?2";
+        let mut select = self.tx.prepare(select)?;
         let mut rows = select.query(params![self.id, WATCHED_PLACES])?;
         while first.len() < WATCHERS
             && let Some(row) = rows.next()?
@@ -293,27 +263,27 @@ impl Rows for SqlRows<'_> {
 
     fn insert(&mut self, id: AcquisitionId, member: Member, label: Label) -> Result<()> {
         self.insert_name()?;
-        let (client, sequence, since) = (id.client(), Bits(id.sequence()), member.since);
+        let (name, client, sequence, since) =
+            (self.id, id.client(), Bits(id.sequence()), member.since);
         match member.stage {
             Stage::Waiting { place, terms: Terms { ttl, .. }, share } => {
                 let (place, Share { weight, numbered }) = (Bits(place), share);
-                self.prepare(
-                    "INSERT INTO waiters (semaphore, place, client, sequence, since, ttl, label, weight, numbered)
+                self.tx.execute(
+                    "INSERT INTO waiters (semaphore, client, sequence, since, place, ttl, label, weight, numbered)
                      VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
-                )?
-                .execute(params![self.id, place, client, sequence, since, ttl, label, weight, numbered])
+                    params![name, client, sequence, since, place, ttl, label, weight, numbered],
+                )
             }
             Stage::Holding { hold_until, fence, weight, slot_number, unclaimed } => {
                 let (ends, hold_until) = (member.ends(), hold_until.filter(|_| unclaimed));
                 let slot = slot_number.map(NonZeroU32::get);
-                self.prepare(
-                    "INSERT INTO holders
+                let insert = "INSERT INTO holders
                      (semaphore, client, sequence, since, ends, fence, label, unclaimed, hold_until, weight, slot)
-                     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
-                )?
-                .execute(params![
-                    self.id, client, sequence, since, ends, fence, label, unclaimed, hold_until, weight, slot
-                ])
+                     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)";
+                let values = params![
+                    name, client, sequence, since, ends, fence, label, unclaimed, hold_until, weight, slot
+                ];
+                self.tx.execute(insert, values)
             }
         }
         .map(drop)
@@ -321,12 +291,10 @@ impl Rows for SqlRows<'_> {
 
     /// Without leases, only a claim changes something.
     fn update(&mut self, id: AcquisitionId, _before: &Member, after: &Member) -> Result<()> {
-        self.prepare(
-            "UPDATE holders SET unclaimed = 0, ends = ?4, hold_until = NULL
-             WHERE semaphore = ?1 AND client = ?2 AND sequence = ?3",
-        )?
-        .execute(params![self.id, id.client(), Bits(id.sequence()), after.ends()])
-        .map(drop)
+        let update = "UPDATE holders SET unclaimed = 0, ends = ?4, hold_until = NULL
+                      WHERE semaphore = ?1 AND client = ?2 AND sequence = ?3";
+        let values = params![self.id, id.client(), Bits(id.sequence()), after.ends()];
+        self.tx.execute(update, values).map(drop)
     }
 
     fn remove(&mut self, id: AcquisitionId) -> Result<Option<(Member, Label)>> {
@@ -343,9 +311,9 @@ impl Rows for SqlRows<'_> {
 
     fn promote(&mut self, id: AcquisitionId, waiter: &Member, holder: &Member) -> Result<Label> {
         let Stage::Waiting { place, .. } = waiter.stage else { return Ok(None) };
-        let label: Label = self
-            .prepare("DELETE FROM waiters WHERE semaphore = ?1 AND place = ?2 RETURNING label")?
-            .query_row(params![self.id, Bits(place)], |row| row.get(0))?;
+        let delete = "DELETE FROM waiters WHERE semaphore = ?1 AND place = ?2 RETURNING label";
+        let mut delete = self.tx.prepare(delete)?;
+        let label: Label = delete.query_row(params![self.id, Bits(place)], |row| row.get(0))?;
         self.insert(id, *holder, label.clone())?;
         if matches!(holder.stage, Stage::Holding { unclaimed: true, .. }) {
             self.tx.wake(id.client());
@@ -359,21 +327,20 @@ impl Rows for SqlRows<'_> {
             waiter_columns!(),
             " FROM waiters WHERE semaphore = ?1 AND place >= ?2 ORDER BY place LIMIT 1"
         );
-        self.prepare(select)?.query_row(params![self.id, Bits(from_place)], waiter).optional()
+        self.tx.first(select, params![self.id, Bits(from_place)], waiter)
     }
 
     /// Returns an upper bound, because gaps in the queue count.
     fn waiters_before(&self, place: u64) -> Result<usize> {
-        let first: Bits = self
-            .prepare("SELECT place FROM waiters WHERE semaphore = ?1 ORDER BY place LIMIT 1")?
-            .query_row([self.id], |row| row.get(0))?;
+        let select = "SELECT place FROM waiters WHERE semaphore = ?1 ORDER BY place LIMIT 1";
+        let first: Bits = self.tx.prepare(select)?.query_row([self.id], |row| row.get(0))?;
         Ok(usize::try_from(place - first.0).unwrap_or(usize::MAX))
     }
 
     fn lowest_free_number(&self) -> Result<NonZeroU32> {
-        let mut select = self.prepare(
-            "SELECT slot FROM holders WHERE semaphore = ?1 AND slot IS NOT NULL ORDER BY slot",
-        )?;
+        let select =
+            "SELECT slot FROM holders WHERE semaphore = ?1 AND slot IS NOT NULL ORDER BY slot";
+        let mut select = self.tx.prepare(select)?;
         let mut taken = select.query([self.id])?;
         let mut lowest = NonZeroU32::MIN;
         while let Some(row) = taken.next()?
@@ -392,23 +359,22 @@ impl Rows for SqlRows<'_> {
         self.expired = true;
         let which = params![self.id, now];
         let is_due = "SELECT 1 FROM holders WHERE semaphore = ?1 AND ends <= ?2 LIMIT 1";
-        if self.tx.only_reads && !self.prepare(is_due)?.exists(which)? {
+        if self.tx.only_reads && !self.tx.prepare(is_due)?.exists(which)? {
             return Ok(Vec::new());
         }
         let delete = concat!(
             "DELETE FROM holders WHERE semaphore = ?1 AND ends <= ?2 RETURNING ",
             holder_columns!()
         );
-        let removed = self.members(delete, which, holder)?.into_iter();
+        let removed = self.tx.all(delete, which, holder)?.into_iter();
         Ok(removed.map(|(id, member)| (id, member, None)).collect())
     }
 
     /// Without leases, the client of the member would never find out by itself.
     fn record_cancel(&mut self, id: AcquisitionId, _member: &Member, _now: Time) -> Result<()> {
-        self.prepare(
-            "INSERT OR IGNORE INTO evicted (client, semaphore, sequence) VALUES (?1, ?2, ?3)",
-        )?
-        .execute(params![id.client(), self.id, Bits(id.sequence())])?;
+        let insert =
+            "INSERT OR IGNORE INTO evicted (client, semaphore, sequence) VALUES (?1, ?2, ?3)";
+        self.tx.execute(insert, params![id.client(), self.id, Bits(id.sequence())])?;
         self.tx.wake(id.client());
         Ok(())
     }
@@ -419,10 +385,8 @@ impl Rows for SqlRows<'_> {
         if std::mem::replace(&mut self.searched_dead, true) {
             return Ok(Vec::new());
         }
-        let mut select =
-            self.prepare("SELECT DISTINCT client FROM holders WHERE semaphore = ?1")?;
-        let holders = select.query_map([self.id], |row| row.get(0))?;
-        let mut clients: Vec<ClientId> = holders.collect::<Result<_>>()?;
+        let holders = "SELECT DISTINCT client FROM holders WHERE semaphore = ?1";
+        let mut clients = self.tx.all(holders, [self.id], |row| row.get(0))?;
         clients.extend(self.near_the_head()?);
         clients.sort_unstable();
         clients.dedup();
@@ -439,14 +403,14 @@ impl Rows for SqlRows<'_> {
                 "DELETE FROM holders WHERE semaphore = ?1 AND client = ?2 RETURNING ",
                 holder_columns!()
             );
-            removed = self.members(delete, which, holder)?;
+            removed = self.tx.all(delete, which, holder)?;
         }
         if self.row.waiting > 0 {
             let delete = concat!(
                 "DELETE FROM waiters WHERE client = ?2 AND semaphore = ?1 RETURNING ",
                 waiter_columns!()
             );
-            removed.extend(self.members(delete, which, waiter)?);
+            removed.extend(self.tx.all(delete, which, waiter)?);
         }
         Ok(removed.into_iter().map(|(_, member)| member).collect())
     }

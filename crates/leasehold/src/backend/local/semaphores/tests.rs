@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use proptest::collection::vec;
 use proptest::prelude::*;
+use rusqlite::{Connection, OptionalExtension};
 
 use super::*;
 use crate::Fence;
@@ -173,9 +174,9 @@ fn by_sqlite(
     let apply = |only_reads| {
         let peers = &Reached(reached);
         let tx = Transaction::new(tx, now, CONFIRM_WITHIN, peers, only_reads);
-        tx.pragma_update(None, "query_only", only_reads).unwrap();
+        tx.connection.pragma_update(None, "query_only", only_reads).unwrap();
         let reply = apply(&tx, Some(client(from)), &name(), commands);
-        tx.pragma_update(None, "query_only", false).unwrap();
+        tx.connection.pragma_update(None, "query_only", false).unwrap();
         reply
     };
     let reply = match apply(queries) {
@@ -445,12 +446,15 @@ fn a_client_finds_its_ids_that_another_client_released() {
     let release = Command::Release { id: id(0, 0), known: ReleaseHint::Nothing };
     let applied = store.apply("a", 1, std::slice::from_ref(&release));
     assert_eq!(applied.wake, [client(0)]);
-    assert_eq!(take_evicted(&store.tx, client(0)).unwrap(), [(a.clone(), id(0, 0))]);
-    assert_eq!(take_evicted(&store.tx, client(0)).unwrap(), [], "once");
+    assert_eq!(
+        take_evicted(&store.at(Time::from_micros(START)), client(0)).unwrap(),
+        [(a.clone(), id(0, 0))]
+    );
+    assert_eq!(take_evicted(&store.at(Time::from_micros(START)), client(0)).unwrap(), [], "once");
     // A client is not notified of its own release.
     store.enqueue("a", id(0, 0), true);
     assert_eq!(store.apply("a", 0, &[release]).wake, []);
-    assert_eq!(take_evicted(&store.tx, client(0)).unwrap(), []);
+    assert_eq!(take_evicted(&store.at(Time::from_micros(START)), client(0)).unwrap(), []);
 }
 
 /// Without leases the client would never find out by itself.
@@ -462,7 +466,10 @@ fn an_evicted_client_is_notified_although_the_name_was_forgotten() {
     let forget = Command::Steer { capacity: None, steer: Steer::Forget };
     let done = Outcome::Steered(Steered::Done);
     assert_eq!(store.apply("a", 1, std::slice::from_ref(&forget)).outcomes, [done]);
-    assert_eq!(take_evicted(&store.tx, client(0)).unwrap(), [(a.clone(), id(0, 0))]);
+    assert_eq!(
+        take_evicted(&store.at(Time::from_micros(START)), client(0)).unwrap(),
+        [(a.clone(), id(0, 0))]
+    );
     let unknown = Outcome::Steered(Steered::Unknown);
     assert_eq!(store.apply("a", 1, &[forget]).outcomes, [unknown]);
 }
