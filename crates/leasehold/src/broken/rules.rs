@@ -112,7 +112,7 @@ pub(crate) const IN_LUA: [(&str, &str, &str); 21] = [
     // The index of a lock outlives the lock, and the script does not check who holds the lock that the index leads to.
     ("ownership", "index_of(lock), 'PXAT', ends)", "index_of(lock))"),
     ("ownership", "leads_to, 'PXAT', ends)", "leads_to)"),
-    ("ownership", "if record.lockId ~= ARGV[first] then return 0 end", ""),
+    ("ownership", "if record.lockId ~= id then return 0 end", ""),
     // A silent holder is never removed.
     ("expiry", "local dead = due(MAIN, held)", "local dead"),
     (
@@ -162,8 +162,8 @@ pub(crate) const IN_LUA: [(&str, &str, &str); 21] = [
     ("slots", "local slot = call('BITPOS', SLOTS, 0) + 1", "local slot = 1"),
     (
         "fence",
-        "local n = #infos\n  unclaimed =",
-        "fence = fence - fence % 1000000 last_fence = fence local n = #infos\n  unclaimed =",
+        "last_fence = fence\n  unclaimed =",
+        "fence = fence - fence % 1000000 last_fence = fence unclaimed =",
     ),
     ("fence", "fence = math.max(fence, NOW - 1)", "fence = NOW - NOW % 1000000"),
     (

@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 
 use super::cluster::Cluster;
 use super::command::RedisCommand;
-use super::locks::LockScripts;
+use super::locks::{IndexChange, LockScripts};
 use super::slots::slot_of;
 use super::topology;
 use crate::backend::{Answer, Answers, Destination, Part, Slot};
@@ -30,25 +30,23 @@ pub(super) async fn keep(
     request: &[Part],
     answers: &Answers,
 ) {
-    let both = request.iter().zip(answers);
-    let both = both.filter_map(|(part, answer)| match (part, answer) {
-        (Part::Lock(command), Ok(Answer::Lock(outcome))) => locks.index_after(command, outcome),
-        _ => None,
-    });
-    let (write, remove): (Vec<_>, Vec<_>) = both.partition(|change| change.is_kept);
-    let [write, remove] =
-        [write, remove].map(|changes| changes.into_iter().map(|change| change.command));
-    let (write, remove): (Vec<_>, Vec<_>) = (write.collect(), remove.collect());
+    let (mut write, mut remove) = (BTreeMap::<Destination, Vec<_>>::new(), Vec::new());
+    for (part, answer) in request.iter().zip(answers) {
+        let (Part::Lock(command), Ok(Answer::Lock(outcome))) = (part, answer) else { continue };
+        match locks.index_after(command, outcome) {
+            Some(IndexChange::Write(command)) => {
+                let to = topology::key_of(&command).map_or(Slot::ONLY, slot_of);
+                write.entry(cluster.destination(to)).or_default().push(command);
+            }
+            Some(IndexChange::Remove(command)) => remove.push(command),
+            None => {}
+        }
+    }
     if !remove.is_empty() {
-        let asked = cluster.clone();
-        cluster.spawn(async move { drop(topology::ask(&asked, Slot::ONLY, remove).await) });
+        let shared = cluster.clone();
+        cluster.spawn(async move { drop(topology::ask(&shared, Slot::ONLY, remove).await) });
     }
-    let mut by_node: BTreeMap<Destination, Vec<RedisCommand>> = BTreeMap::new();
-    for command in write {
-        let to = topology::key_of(&command).map_or(Slot::ONLY, slot_of);
-        by_node.entry(cluster.destination(to)).or_default().push(command);
-    }
-    let writing = by_node.into_iter().map(|(to, write)| write_at(cluster, to, write));
+    let writing = write.into_iter().map(|(to, write)| write_at(cluster, to, write));
     for written in writing.collect::<Vec<_>>() {
         // This returns an error, because the sender is dropped and never sends.
         let _ = written.await;
@@ -62,18 +60,18 @@ fn write_at(
     to: Destination,
     write: Vec<RedisCommand>,
 ) -> oneshot::Receiver<Infallible> {
-    let (asked, (done, written)) = (cluster.clone(), oneshot::channel());
+    let (shared, (done, written)) = (cluster.clone(), oneshot::channel());
     cluster.spawn(async move {
-        let mut writing = pin!(topology::ask(&asked, Slot::ONLY, write));
-        let limit = if asked.is_index_late(to) { Duration::ZERO } else { INDEX_WITHIN };
+        let mut writing = pin!(topology::ask(&shared, Slot::ONLY, write));
+        let limit = if shared.is_index_late(to) { Duration::ZERO } else { INDEX_WITHIN };
         let in_time = tokio::time::timeout(limit, &mut writing).await;
-        asked.set_index_late(to, in_time.is_err());
+        shared.set_index_late(to, in_time.is_err());
         drop(done);
         let result = match in_time {
             Ok(result) => result,
             Err(_) => writing.await,
         };
-        asked.set_index_late(to, result.is_err());
+        shared.set_index_late(to, result.is_err());
         if let Err(error) = result {
             event!(debug, %error, "the index of a lock was not written: the lock cannot be found by its id");
         }

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
 use super::command::RedisCommand;
-use super::scripts::{Scripts, with_branches};
+use super::scripts::{Scripts, unexpected, with_branches};
 use super::slots::{KeyTag, channel_end};
 use super::stats;
 use super::topology::Topology;
@@ -27,9 +27,6 @@ use crate::{ClientId, Error, Fence, LockId};
 #[cfg(test)]
 mod tests;
 
-/// The longest storage key, in bytes. A longer one is replaced by its hash. `SyncGuard` 2 leaves room for 26 bytes more.
-const MAX_KEY_BYTES: usize = 1000;
-const MAX_KEY_BYTES_2: usize = 974;
 /// The length of the hash that replaces a longer storage key after its prefix: 16 bytes in base64url.
 #[cfg(test)]
 const HASH_BYTES: usize = 22;
@@ -120,11 +117,20 @@ pub enum LockLayout {
 }
 
 impl LockLayout {
-    /// Returns the length of the longest storage key that is not hashed, in bytes.
+    /// Returns the length of the longest storage key, in bytes. A longer one is replaced by its hash.
     fn longest_key(self) -> usize {
         match self {
-            Self::SyncGuard1 => MAX_KEY_BYTES,
-            Self::SyncGuard2 => MAX_KEY_BYTES_2,
+            Self::SyncGuard1 => 1000,
+            // It leaves room for 26 bytes more.
+            Self::SyncGuard2 => 974,
+        }
+    }
+
+    /// Returns the number of digits of a fence.
+    fn digits(self) -> usize {
+        match self {
+            Self::SyncGuard1 => 19,
+            Self::SyncGuard2 => 15,
         }
     }
 }
@@ -161,9 +167,9 @@ pub(super) struct LockScripts {
 }
 
 /// A change to the index of a lock, which the client maintains in a cluster.
-pub(super) struct IndexChange {
-    pub(super) command: RedisCommand,
-    pub(super) is_kept: bool,
+pub(super) enum IndexChange {
+    Write(RedisCommand),
+    Remove(RedisCommand),
 }
 
 impl LockScripts {
@@ -254,20 +260,19 @@ impl LockScripts {
         let write = |id, key: &Name, ttl: u64| {
             let lock = self.lock(key);
             let set = RedisCommand::new("SET").arg(self.index(id)).arg(self.index_value(&lock));
-            IndexChange { command: set.arg("PX").arg_fmt(ttl + INDEX_LONGER), is_kept: true }
+            Some(IndexChange::Write(set.arg("PX").arg_fmt(ttl + INDEX_LONGER)))
         };
         match (command, outcome) {
             (
                 LockCommand::Acquire { id, key, .. },
                 LockOutcome::Acquire(Acquired::Held { remaining, .. }),
-            ) => Some(write(id, key, *remaining)),
+            ) => write(id, key, *remaining),
             (
                 LockCommand::Extend { id, key: Some(key), ttl, .. },
                 LockOutcome::Extend(Verdict::Done(_)),
-            ) => Some(write(id, key, *ttl)),
+            ) => write(id, key, *ttl),
             (LockCommand::Release { id, .. }, LockOutcome::Release(_)) => {
-                let command = RedisCommand::new("DEL").arg(self.index(id));
-                Some(IndexChange { command, is_kept: false })
+                Some(IndexChange::Remove(RedisCommand::new("DEL").arg(self.index(id))))
             }
             _ => None,
         }
@@ -328,15 +333,14 @@ impl LockScripts {
         let is_cluster = self.cluster.is_some();
         // In a cluster the index is left out, because it is in another slot.
         let index = |id: &LockId| (!is_cluster).then(|| self.index(id));
-        let lock = |key: &Name| self.lock(key);
         // The index, or in a cluster the lock.
         let first = |id: &LockId, key: &Option<Name>| match key {
-            Some(key) if is_cluster => lock(key),
+            Some(key) if is_cluster => self.lock(key),
             _ => self.index(id),
         };
         match command {
             LockCommand::Acquire { key, id, ttl, notify, holder, expected } => {
-                let lock = lock(key);
+                let lock = self.lock(key);
                 let [fence, other] = self.counters(key);
                 let (index, waiting) = (index(id), self.waiting(&lock));
                 let json = json(key.as_str());
@@ -346,10 +350,7 @@ impl LockScripts {
                     NotifyWhen::Always => "always",
                 };
                 let (id, ttl, notify) = (id.as_str(), ttl.to_string(), notify.to_owned());
-                let digits = match self.layout {
-                    LockLayout::SyncGuard1 => 19,
-                    LockLayout::SyncGuard2 => 15,
-                };
+                let digits = self.layout.digits();
                 let expected = match expected {
                     Some(fence) => format!("{:0digits$}", fence.get()),
                     None => "-".to_owned(),
@@ -359,7 +360,7 @@ impl LockScripts {
                 ("acquire", keys.collect(), arguments)
             }
             LockCommand::Release { id, key: Some(key), held } if *held || is_cluster => {
-                let (word, lock) = (if *held { "release_held" } else { "release" }, lock(key));
+                let (word, lock) = (if *held { "release_held" } else { "release" }, self.lock(key));
                 let waiting = self.waiting(&lock);
                 let keys = index(id).into_iter().chain([lock, waiting]);
                 (word, keys.collect(), vec![id.as_str().to_owned()])
@@ -374,10 +375,10 @@ impl LockScripts {
             }
             LockCommand::IsLocked { key, clean_up } => {
                 let after = if *clean_up { CLEAN_UP_AFTER_MS.to_string() } else { "-".to_owned() };
-                ("is_locked", vec![lock(key)], vec![after])
+                ("is_locked", vec![self.lock(key)], vec![after])
             }
             LockCommand::Lookup(LockRef::Key(key)) => {
-                ("lookup", vec![lock(key)], vec!["-".to_owned()])
+                ("lookup", vec![self.lock(key)], vec!["-".to_owned()])
             }
             LockCommand::Lookup(LockRef::Id(id)) => {
                 ("lookup", vec![self.index(id)], vec![id.as_str().to_owned()])
@@ -399,12 +400,10 @@ impl LockScripts {
         let outcome = match command {
             LockCommand::Acquire { .. } => decode_acquired(value).map(LockOutcome::Acquire),
             // The script notifies the waiting clients itself.
-            LockCommand::Release { .. } => {
-                self.found(verdict(value, None)).map(LockOutcome::Release)
-            }
-            LockCommand::Extend { .. } => {
-                self.found(decode_extended(value)).map(LockOutcome::Extend)
-            }
+            LockCommand::Release { .. } => self.verdict(value, None).map(LockOutcome::Release),
+            LockCommand::Extend { .. } => fields(value).and_then(|[verdict, expires_at]| {
+                self.verdict(verdict, number(expires_at)?).map(LockOutcome::Extend)
+            }),
             LockCommand::IsLocked { .. } => {
                 number(value).map(|number| LockOutcome::IsLocked(number == 1))
             }
@@ -423,12 +422,15 @@ impl LockScripts {
         outcome.map_err(Error::internal)
     }
 
-    /// In a cluster the client knows the key, so an id that does not hold the lock counts as not found.
-    fn found<T>(&self, verdict: Result<Verdict<T>, String>) -> Result<Verdict<T>, String> {
-        verdict.map(|verdict| match verdict {
-            Verdict::NotOwner if self.cluster.is_some() => Verdict::NotFound,
-            verdict => verdict,
-        })
+    fn verdict<T>(&self, value: &Value, done: T) -> Result<Verdict<T>, String> {
+        match value {
+            Value::Int(1) => Ok(Verdict::Done(done)),
+            // In a cluster the client knows the key, so an id that does not hold the lock counts as not found.
+            Value::Int(0) if self.cluster.is_none() => Ok(Verdict::NotOwner),
+            Value::Int(0 | -1) => Ok(Verdict::NotFound),
+            Value::Int(-2) => Ok(Verdict::Expired),
+            other => Err(unexpected(other)),
+        }
     }
 
     /// Returns the held locks, ordered by key.
@@ -484,13 +486,15 @@ impl LockScripts {
     }
 }
 
-pub(super) fn decode_acquired(value: &Value) -> Result<Acquired, String> {
-    let Value::Array(fields) = value else {
-        return Err(format!("unexpected answer to acquire: {value:?}"));
-    };
-    let [held, fence, expires_at, remaining] = &fields[..] else {
-        return Err(format!("unexpected answer to acquire: {value:?}"));
-    };
+fn fields<const N: usize>(value: &Value) -> Result<&[Value; N], String> {
+    match value {
+        Value::Array(fields) => fields[..].try_into().map_err(|_| unexpected(value)),
+        _ => Err(unexpected(value)),
+    }
+}
+
+fn decode_acquired(value: &Value) -> Result<Acquired, String> {
+    let [held, fence, expires_at, remaining] = fields(value)?;
     let remaining = number(remaining)?;
     if number(held)? == 0 {
         return Ok(Acquired::Locked { remaining });
@@ -506,26 +510,6 @@ fn decode_fence(value: &Value) -> Result<Fence, String> {
         event!(warn, %fence, "the fence counter is near its maximum of 2^63: use another key");
     }
     Ok(fence)
-}
-
-pub(super) fn decode_extended(value: &Value) -> Result<Verdict<u64>, String> {
-    match value {
-        Value::Array(fields) if fields.len() == 2 => {
-            let expires_at = number(&fields[1])?;
-            verdict(&fields[0], expires_at)
-        }
-        other => Err(format!("unexpected answer to extend: {other:?}")),
-    }
-}
-
-pub(super) fn verdict<T>(value: &Value, done: T) -> Result<Verdict<T>, String> {
-    match value {
-        Value::Int(1) => Ok(Verdict::Done(done)),
-        Value::Int(0) => Ok(Verdict::NotOwner),
-        Value::Int(-1) => Ok(Verdict::NotFound),
-        Value::Int(-2) => Ok(Verdict::Expired),
-        other => Err(format!("unexpected answer of a script: {other:?}")),
-    }
 }
 
 /// A record as it is stored. Another program may have written it.
@@ -575,7 +559,7 @@ pub(super) fn decode_record(value: &Value) -> Result<Option<Record>, String> {
             return Err(format!("it is longer than {LONGEST_RECORD} bytes"));
         }
         Value::Text(text) => text,
-        other => return Err(format!("unexpected answer to lookup: {other:?}")),
+        other => return Err(unexpected(other)),
     };
     let stored: Stored = serde_json::from_slice(text).map_err(|error| error.to_string())?;
     // The same bounds as in the scripts.

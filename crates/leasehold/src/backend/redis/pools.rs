@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::command::RedisCommand;
 use super::connection::Connection;
-use super::scripts::Scripts;
+use super::scripts::{Scripts, unexpected};
 use super::slots::KeyTag;
 use super::stats::{self, Pages};
 use super::topology::Topology;
@@ -30,8 +30,8 @@ pub(super) const BODIES: [&str; 4] = [
 
 /// Returns the script call for a command: the only place that knows the order of its KEYS and ARGV. `pool` is the name
 /// as it is written in a key.
-pub(super) fn call(scripts: &Scripts, pool: &str, ask: &PoolCommand) -> RedisCommand {
-    let (at, instance) = match &ask.action {
+pub(super) fn call(scripts: &Scripts, pool: &str, command: &PoolCommand) -> RedisCommand {
+    let (at, instance) = match &command.action {
         PoolAction::Acquire { instance, .. } => (0, Some(instance)),
         PoolAction::Renew { instance } => (1, Some(instance)),
         PoolAction::Release { instance } => (2, Some(instance)),
@@ -43,11 +43,11 @@ pub(super) fn call(scripts: &Scripts, pool: &str, ask: &PoolCommand) -> RedisCom
     if let Some(instance) = instance {
         call.push_fmt(format_args!("{HOLDERS}{pool}:{instance}"));
     }
-    call.push_fmt(ask.ttl.micros() / 1000);
+    call.push_fmt(command.ttl.micros() / 1000);
     if let Some(instance) = instance {
         call.push(instance.as_str());
     }
-    if let PoolAction::Acquire { capacity, .. } = &ask.action {
+    if let PoolAction::Acquire { capacity, .. } = &command.action {
         call.push_fmt(capacity);
     }
     call
@@ -139,8 +139,7 @@ async fn members_of(
 
 /// Decodes an answer. No status travels further inward as text.
 pub(super) fn decode(value: &Value) -> Result<PoolOutcome, String> {
-    let unexpected = || format!("unexpected answer to a command for a pool: {value:?}");
-    let Value::Array(fields) = value else { return Err(unexpected()) };
+    let Value::Array(fields) = value else { return Err(unexpected(value)) };
     let (status, current, expired) = match &fields[..] {
         [Value::Int(current), Value::Int(expired)] => (Status::Counted, current, expired),
         [Value::Int(_), Value::Text(status), Value::Int(current), Value::Int(expired)] => {
@@ -152,11 +151,11 @@ pub(super) fn decode(value: &Value) -> Result<PoolOutcome, String> {
                 b"expired" => Status::Expired,
                 b"released" => Status::Released,
                 b"already_expired" => Status::AlreadyExpired,
-                _ => return Err(unexpected()),
+                _ => return Err(unexpected(value)),
             };
             (status, current, expired)
         }
-        _ => return Err(unexpected()),
+        _ => return Err(unexpected(value)),
     };
     let count = |number: &i64| u64::try_from(*number).map_err(|error| error.to_string());
     Ok(PoolOutcome { status, current: count(current)?, expired: count(expired)? })

@@ -102,18 +102,36 @@ impl<'a> Reader<'a> {
             }
             return;
         }
-        let mut values = Parts::of(self.connection, reply);
-        if served.kind == Kind::Semaphores {
-            self.time = values.time().or(self.time);
+        let mut values = match reply {
+            Ok(Value::Array(values)) => Ok(values.into_iter()),
+            Ok(other) => Err(unexpected(&other)),
+            Err(error) => Err(error),
+        };
+        // The first value in the answer of the semaphore script is the server's time, if it was read.
+        if let (Kind::Semaphores, Ok(values)) = (served.kind, &mut values)
+            && let Some(Value::Int(time @ 1..)) = values.next()
+        {
+            self.time = Some(Time::from_micros(time.cast_unsigned()));
         }
         for at in &served.parts {
-            let value = values.next();
-            let answer = value.and_then(|value| match &self.request[*at] {
-                Part::Semaphore { commands, .. } => decode_semaphore(commands, value),
-                Part::Lock(command) => decode_lock(self.locks, command, &value),
-                Part::Pool(_) => Err(unexpected(&value)),
-            });
-            self.answers[*at] = Some(answer);
+            let value = match &mut values {
+                Ok(values) => values.next().ok_or_else(|| unexpected(&Value::Nil)),
+                Err(error) => Err(error.clone()),
+            };
+            self.answers[*at] =
+                Some(value.and_then(|value| self.answer(&self.request[*at], value)));
+        }
+    }
+
+    /// Decodes the value that a script returned for one part.
+    fn answer(&self, part: &Part, value: Value) -> Result<Answer, Error> {
+        let value = value.checked().map_err(|error| self.connection.translate(&error))?;
+        match part {
+            Part::Semaphore { commands, .. } => {
+                scripts::decode(commands, value).map(Answer::Semaphore).map_err(Error::internal)
+            }
+            Part::Lock(command) => self.locks.decode(command, &value).map(Answer::Lock),
+            Part::Pool(_) => Err(unexpected(&value)),
         }
     }
 
@@ -134,51 +152,8 @@ impl<'a> Reader<'a> {
     }
 }
 
-fn decode_semaphore(commands: &[Command], value: Value) -> Result<Answer, Error> {
-    scripts::decode(commands, value).map(Answer::Semaphore).map_err(Error::internal)
-}
-
-fn decode_lock(locks: &LockScripts, command: &LockCommand, value: &Value) -> Result<Answer, Error> {
-    locks.decode(command, value).map(Answer::Lock)
-}
-
 pub(super) fn unexpected(value: &Value) -> Error {
-    Error::internal(format!("unexpected answer of a script: {value:?}"))
-}
-
-/// The answers of one script to several parts, or one error for all of them.
-struct Parts<'a> {
-    connection: &'a Connection,
-    values: Result<std::vec::IntoIter<Value>, Error>,
-}
-
-impl<'a> Parts<'a> {
-    fn of(connection: &'a Connection, answer: Result<Value, Error>) -> Self {
-        let values = match answer {
-            Ok(Value::Array(values)) => Ok(values.into_iter()),
-            Ok(other) => Err(unexpected(&other)),
-            Err(error) => Err(error),
-        };
-        Self { connection, values }
-    }
-
-    /// Returns the server's time, which is the first value in the answer of the semaphore script.
-    fn time(&mut self) -> Option<Time> {
-        match self.values.as_mut().ok()?.next()? {
-            Value::Int(time @ 1..) => Some(Time::from_micros(time.cast_unsigned())),
-            _ => None,
-        }
-    }
-
-    fn next(&mut self) -> Result<Value, Error> {
-        match &mut self.values {
-            Ok(values) => {
-                let value = values.next().ok_or_else(|| unexpected(&Value::Nil))?;
-                value.checked().map_err(|error| self.connection.translate(&error))
-            }
-            Err(error) => Err(error.clone()),
-        }
-    }
+    Error::internal(scripts::unexpected(value))
 }
 
 /// Replaces errors about a key of the wrong type by errors that name the key. Redis does not say which key it is, so

@@ -454,6 +454,6 @@ fn word(value: &Value) -> Result<&[u8], String> {
     }
 }
 
-fn unexpected(value: &Value) -> String {
+pub(super) fn unexpected(value: &Value) -> String {
     format!("unexpected answer of a script: {value:?}")
 }

@@ -243,14 +243,8 @@ impl Reading<'_> {
             };
             let members = page.ranked.iter().zip(others).zip(infos.by_ref());
             let members = members.map(|(((id, score), other), info)| {
-                Ok(member(
-                    page.role,
-                    id,
-                    (*score, other),
-                    info?.as_deref(),
-                    self.now,
-                    &self.clients,
-                ))
+                let (scores, info) = ((*score, other), info?);
+                Ok(member(page.role, id, scores, info.as_deref(), self.now, &self.clients))
             });
             described.push(members.filter_map(Result::transpose).collect::<Result<_, Error>>()?);
         }

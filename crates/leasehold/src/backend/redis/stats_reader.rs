@@ -48,10 +48,10 @@ impl StatsReader {
         let (mut answer, answered) = oneshot::channel();
         let job: Job = Box::new(move |topology| {
             Box::pin(async move {
-                let asked = question(topology);
+                let query = question(topology);
                 // The caller may drop the future in the middle of a long listing.
                 tokio::select! {
-                    done = asked => drop(answer.send(done)),
+                    result = query => drop(answer.send(result)),
                     () = answer.closed() => {}
                 }
             })
@@ -159,26 +159,27 @@ pub(super) fn check(topology: &Topology) -> Result<(), Error> {
     Ok(())
 }
 
-/// Answers a request of a client that only reads: it can look up locks by key, and nothing else.
+/// Answers a request of a client that only reads.
 pub(super) async fn answers(topology: &Topology, locks: &LockScripts, request: &[Part]) -> Answers {
     let mut answers = Vec::with_capacity(request.len());
     for part in request {
-        let answer = match part {
-            Part::Lock(LockCommand::Lookup(LockRef::Key(key))) => {
-                locks.find(topology, key).await.map(LockOutcome::Lookup)
-            }
-            Part::Lock(LockCommand::IsLocked { key, .. }) => {
-                let found = locks.find(topology, key).await;
-                found.map(|found| LockOutcome::IsLocked(found.is_some()))
-            }
-            _ => {
-                answers.push(check(topology).map(|()| Answer::NotNow));
-                continue;
-            }
-        };
-        answers.push(answer.map(Answer::Lock));
+        answers.push(answer(topology, locks, part).await);
     }
     answers
+}
+
+/// Such a client can look up locks by key, and nothing else.
+async fn answer(topology: &Topology, locks: &LockScripts, part: &Part) -> Result<Answer, Error> {
+    let outcome = match part {
+        Part::Lock(LockCommand::Lookup(LockRef::Key(key))) => {
+            LockOutcome::Lookup(locks.find(topology, key).await?)
+        }
+        Part::Lock(LockCommand::IsLocked { key, .. }) => {
+            LockOutcome::IsLocked(locks.find(topology, key).await?.is_some())
+        }
+        _ => return check(topology).map(|()| Answer::NotNow),
+    };
+    Ok(Answer::Lock(outcome))
 }
 
 fn lock(thread: &Mutex<Thread>) -> MutexGuard<'_, Thread> {

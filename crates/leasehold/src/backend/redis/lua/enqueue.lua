@@ -15,12 +15,12 @@ end
 local weight = share.weight
 local terms = terms_of(ARGV[first + 1] .. ' ' .. ARGV[first + 2] .. ' ' .. ARGV[first + 3])
 local scores, places
-local function look()
+local function read_members()
   expire_these({ unpack(ARGV, ids, last) })
   scores = held > 0 and call('ZMSCORE', MAIN, unpack(ARGV, ids, last)) or {}
   places = queued > 0 and call('ZMSCORE', WAITING, unpack(ARGV, ids, last)) or {}
 end
-look()
+read_members()
 -- A refused acquire declares nothing.
 local known = false
 for i = 1, last - ids + 1 do known = known or scores[i] or places[i] or holding[ARGV[ids + i - 1]] end
@@ -42,18 +42,18 @@ else
   local over = due(TTL, limited)
   if over then forget_removed_members(over) end
 end
-look()
+read_members()
 
 for i = 1, last - ids + 1 do
   local id = ARGV[ids + i - 1]
   if not is_refused and not expired and (scores[i] or not fits(weight)) then
     nobody_before = tidy()
-    look()
+    read_members()
   end
   if scores[i] and not holding[id] and is_granted_elsewhere(call('HGET', INFO, id)) then
     take_back({ id })
     nobody_before = grant()
-    look()
+    read_members()
   end
   if holding[id] then
     answer('held', hold_again(id, terms))
@@ -68,15 +68,13 @@ for i = 1, last - ids + 1 do
     answer('held', hold(id, terms, share))
   elseif wait then
     waiting = waiting or {}
-    local n = #waiting
-    waiting[n + 1], waiting[n + 2] = stamp(next_place()), id
+    add(waiting, stamp(next_place()), id)
     renew_waiter(id, terms)
-    n = #infos
     local field = '-'
     if share ~= ORDINARY then field = string.format('-/%d/%d/0', weight, share.numbered and 1 or 0) end
     -- The info has the place, so that `take_back` finds it.
     local since = string.format(held + queued < TABLE_FROM and ' %d ' or ' %048d ', place)
-    infos[n + 1], infos[n + 2] = id, field .. since .. terms.text
+    add(infos, id, field .. since .. terms.text)
     answer('waiting', queued)
     queued, nobody_before = queued + 1, false
   else

@@ -35,7 +35,7 @@ local expired
 -- Whether some expired holders were left, because there are too many.
 local overdue
 local held_before
--- The longest heartbeat that was asked for in this call.
+-- The longest heartbeat in this call.
 local longest
 local capacity, last_fence
 -- The other limits, once `read_capacity` was called:
@@ -74,9 +74,15 @@ local function micros(score)
   return math.min(math.floor(score * 1000000 + 0.5), FAR)
 end
 
+-- Appends two values, such as a score and a member.
+local function add(list, first, second)
+  local n = #list
+  list[n + 1], list[n + 2] = first, second
+end
+
 local function answer(tag, a, b, c)
-  local n = #outcomes
-  outcomes[n + 1], outcomes[n + 2], outcomes[n + 3], outcomes[n + 4] = tag, a or 0, b or 0, c or 0
+  add(outcomes, tag, a or 0)
+  add(outcomes, b or 0, c or 0)
 end
 
 local function is_capacity(number)
@@ -227,7 +233,7 @@ local function last_known_fence()
   return last_fence or read_fence()
 end
 
--- Sets the rate from now on; a `count` of 0 removes it. A change adds no token: see `Meter::change` in `rate.rs`.
+-- Sets the rate from now on; a `count` of 0 removes it. A change adds no token: see `TokenBucket::change` in `rate.rs`.
 local function set_rate(count, period, burst)
   count, period, burst = tonumber(count), tonumber(period), tonumber(burst)
   if limits.count == count and (count == 0 or limits.period == period and limits.burst == burst) then return end
@@ -325,23 +331,27 @@ end
 local function mint(id, terms, fence, share, slot, unclaimed)
   take(share, slot, fence)
   last_fence = fence
-  local n = #infos
   unclaimed = unclaimed and is_metered() and 1 or 0
-  infos[n + 1], infos[n + 2] = id, field_of(fence, share.weight, slot, unclaimed) .. info_of(terms)
+  add(infos, id, field_of(fence, share.weight, slot, unclaimed) .. info_of(terms))
   if terms.hold_until then
-    n = #ttls
-    ttls[n + 1], ttls[n + 2] = terms.hold_until, id
+    add(ttls, terms.hold_until, id)
     limited = limited + 1
   end
+end
+
+-- Renews the lease of a holder, or adds the holder.
+local function renew(id, terms)
+  longest = math.max(longest, terms.heartbeat)
+  add(main, terms.renew_by, id)
 end
 
 -- Makes `id` a holder; the reply reports it. Returns its slot number, its fence and how long it is valid.
 local function hold(id, terms, share)
   -- First the steps that may fail: gathered values are written even if a later step fails.
-  local fence, slot, n = next_fence(), slot_for(share), #main
+  local fence, slot = next_fence(), slot_for(share)
   mint(id, terms, fence, share, slot)
-  held, longest = held + 1, math.max(longest, terms.heartbeat)
-  main[n + 1], main[n + 2] = terms.renew_by, id
+  held = held + 1
+  renew(id, terms)
   return slot, fence, terms.valid_for
 end
 
@@ -373,7 +383,7 @@ local function free_share(known)
 end
 
 -- Returns the tokens of grants that were never used. It starts with the latest grant, because that order returns the
--- most tokens. `Meter::return_token` in `rate.rs` has the argument.
+-- most tokens. `TokenBucket::return_token` in `rate.rs` has the argument.
 local function return_tokens(fences)
   if #fences == 0 or not is_metered() then return end
   table.sort(fences, function(one, other) return one > other end)
@@ -390,8 +400,8 @@ local function is_special(known)
   return known.fence and (known.share.weight > 1 or known.slot > 0)
 end
 
--- Removes expired holders, and adds the fences of permits that were never claimed to `unused`, so that their tokens can
--- be returned. Returns whether another program had already removed some of these holders from MAIN, so that the counts
+-- Removes holders that have expired, or that another program has removed. Adds the fences of permits that were never
+-- claimed to `unused`, so that their tokens can be returned. Returns whether another program had already removed some of these holders from MAIN, so that the counts
 -- are wrong.
 local function forget(ids, unused)
   local scores, removed = call('ZMSCORE', MAIN, unpack(ids)), false
@@ -417,22 +427,17 @@ end
 -- Removes what we have stored about members that another program has removed. Checks only the given ids, or all.
 local function forget_removed_members(some)
   local gone = {}
-  local function look(ids)
+  local function add_removed(ids)
     for _, id in ipairs(ids) do
       if #gone < PAGE and not call('ZSCORE', MAIN, id) and not call('ZSCORE', WAITING, id) then
         gone[#gone + 1] = id
       end
     end
   end
-  look(some or call('ZRANGE', TTL, 0, PAGE - 1))
+  add_removed(some or call('ZRANGE', TTL, 0, PAGE - 1))
   -- If there are more, they are left to the expiry of the key.
-  if not some and call('HLEN', INFO) <= OUT_OF_REACH then look(call('HKEYS', INFO)) end
-  if #gone == 0 then return end
-  local special = false
-  for _, info in ipairs(call('HMGET', INFO, unpack(gone))) do special = is_special(parse(info)) or special end
-  call('HDEL', INFO, unpack(gone))
-  limited = limited - call('ZREM', TTL, unpack(gone))
-  if special then count_anew() end
+  if not some and call('HLEN', INFO) <= OUT_OF_REACH then add_removed(call('HKEYS', INFO)) end
+  if #gone > 0 and forget(gone, {}) then count_anew() end
 end
 
 -- Returns expired members. Counts them first, because usually there is none, and counting is cheaper.
@@ -523,6 +528,13 @@ local function is_shared(asks)
   return seen_at
 end
 
+-- Keeps a key until ten seconds after this time. The expiry of a key only grows. To save calls, it is set only if it is
+-- more than five seconds short.
+local function outlive(key, last)
+  local wanted = math.ceil((last - NOW) / 1000) + 10000
+  if alone or call('PTTL', key) < wanted - 5000 then call('PEXPIRE', key, wanted) end
+end
+
 -- Removes the notification of another program that may have granted this id a permit.
 local function forget_notification(id)
   try('DEL', ARGV[1] .. ':acquisition_notification:' .. id)
@@ -552,9 +564,8 @@ local function take_back(some)
   waiting, alive, news = waiting or {}, alive or {}, true
   for i, known in ipairs(places) do
     local heartbeat = tonumber(string.match(known.text or '', '^(%d+)')) or tonumber(ARGV[4])
-    local n, m = #waiting, #alive
-    waiting[n + 1], waiting[n + 2] = stamp(math.min(known.since or NOW, NOW + 1000000)), back[i]
-    alive[m + 1], alive[m + 2] = stamp(NOW + 2 * heartbeat), back[i]
+    add(waiting, stamp(math.min(known.since or NOW, NOW + 1000000)), back[i])
+    add(alive, stamp(NOW + 2 * heartbeat), back[i])
     forget_notification(back[i])
   end
   flush()
@@ -570,10 +581,8 @@ local function mark_cancelled(id, info)
   local heartbeat = info and tonumber(string.match(parse(info).text or '', '^%S+'))
   if not heartbeat or string.sub(id, 1, 12) == ARGV[2] .. '-' then return end
   -- A server that is full may refuse the mark.
-  if type(try('ZADD', ALIVE, stamp(NOW + 2 * heartbeat), '!' .. id)) == 'number' then
-    local wanted = math.ceil(2 * heartbeat / 1000) + 10000
-    if call('PTTL', ALIVE) < wanted - 5000 then call('PEXPIRE', ALIVE, wanted) end
-  end
+  local marked = try('ZADD', ALIVE, stamp(NOW + 2 * heartbeat), '!' .. id)
+  if type(marked) == 'number' then outlive(ALIVE, NOW + 2 * heartbeat) end
   publish(string.sub(id, 1, 11), string.format('%s %d 0 1 0 %s', id, NOW, NAME))
 end
 
@@ -622,12 +631,12 @@ local function grant_to_queue()
 
   -- Grants a permit to a waiter. Returns false if its client cannot be reached.
   local function grant_to(id, prefix, known)
-    local terms, claim, n = terms_of(known.text or ARGV[4] .. ' - '), nil, nil
+    local terms, claim = terms_of(known.text or ARGV[4] .. ' - '), nil
     if prefix == OWN then
       local slot, fence, valid_for = hold(id, terms, known.share)
       holding[id] = { fence = fence, slot = slot, ttl = terms.ttl }
-      n = #granted
-      granted[n + 1], granted[n + 2], granted[n + 3], granted[n + 4] = id, slot, fence, valid_for
+      add(granted, id, slot)
+      add(granted, fence, valid_for)
       return true
     end
     -- An id of ours: the eleven characters of a client, a dash and a number.
@@ -642,8 +651,8 @@ local function grant_to_queue()
       -- This grant takes a token, too. It has no fence, so its token cannot be returned.
       take(ORDINARY, 0, last_known_fence() + 1)
     end
-    held, n = held + 1, #main
-    main[n + 1], main[n + 2] = stamp(NOW + claim), id
+    held = held + 1
+    add(main, stamp(NOW + claim), id)
     return true
   end
 
@@ -688,12 +697,6 @@ function flush(all)
     for from = 1, #list, PAGE do
       call(command, key, unpack(list, from, math.min(from + PAGE - 1, #list)))
     end
-  end
-
-  -- The expiry of a key only grows. To save calls, it is set only if it is more than five seconds short.
-  local function outlive(key, last)
-    local wanted = math.ceil((last - NOW) / 1000) + 10000
-    if alone or call('PTTL', key) < wanted - 5000 then call('PEXPIRE', key, wanted) end
   end
 
   -- Keeps a key until ten seconds after its last score, and returns that score; 0 if the key is empty. The score is
@@ -769,7 +772,7 @@ end
 -- it notifies the client of the next waiter that can.
 local function next_token()
   if not is_metered() or has_token() then return end
-  local heads, asked = call('ZRANGE', WAITING, 0, 9), {}
+  local heads, queried = call('ZRANGE', WAITING, 0, 9), {}
   local weight = parse(call('HGET', INFO, heads[1])).share.weight
   if weight > room() then return end
   local interval = limits.interval
@@ -778,8 +781,8 @@ local function next_token()
   if string.sub(heads[1], 1, 12) == ARGV[2] .. '-' then return delay end
   for _, id in ipairs(news and heads or {}) do
     local client = string.sub(id, 1, 11)
-    if not asked[client] and string.match(id, '^%w+%-%d+$') then
-      asked[client] = true
+    if not queried[client] and string.match(id, '^%w+%-%d+$') then
+      queried[client] = true
       if publish(client, string.format('%s %d 0 0 %d %s', id, NOW, delay, NAME)) then return end
     end
   end
@@ -792,7 +795,7 @@ end
 -- Writes what is left to write, and returns the answer for the name.
 local function finish()
   if is_gathered() then flush() end
-  local delay, foreign, n = -1, 0, #outcomes
+  local delay, foreign = -1, 0
   local token = queued > 0 and next_token()
   if queued > 0 then
     if is_shared() then foreign = 1 end
@@ -806,23 +809,13 @@ local function finish()
     if head then consider(call('ZSCORE', ALIVE, head)) end
     if first < math.huge then delay = math.max(first - NOW, 1) end
   end
-  outcomes[n + 1], outcomes[n + 2] = delay, foreign
-  if token then
-    n = n + 1
-    outcomes[n + 2] = math.max(token, 1)
-  end
-  for i = 1, #granted do outcomes[n + 2 + i] = granted[i] end
+  add(outcomes, delay, foreign)
+  if token then outcomes[#outcomes + 1] = math.max(token, 1) end
+  for i = 1, #granted do outcomes[#outcomes + 1] = granted[i] end
   return outcomes
 end
 
 -- Enqueue and renew share the functions below, which serve ids that ask again.
-
--- Renews the lease of a holder.
-local function renew(id, terms)
-  local n = #main
-  longest = math.max(longest, terms.heartbeat)
-  main[n + 1], main[n + 2] = terms.renew_by, id
-end
 
 -- Answers for an id that was granted a permit earlier in this same call.
 local function hold_again(id, terms)
@@ -837,8 +830,8 @@ local function ttl_left(id, info, hold_until)
   if hold_until then return micros(hold_until) - NOW end
   local ttl = info.fence and tonumber(string.match(info.text, '^%S+ (%S+)'))
   if not ttl then return end
-  local left, n = math.max(info.since + ttl - NOW, 0), #ttls
-  ttls[n + 1], ttls[n + 2] = stamp(NOW + left), id
+  local left = math.max(info.since + ttl - NOW, 0)
+  add(ttls, stamp(NOW + left), id)
   limited = limited + 1
   return left
 end
@@ -852,9 +845,7 @@ local function renew_holder(id, info, hold_until, terms)
     mint(id, terms, fence, info.share, slot)
     forget_notification(id)
   elseif info.unclaimed then
-    local n = #infos
-    local rest = string.format(' %d ', info.since) .. info.text
-    infos[n + 1], infos[n + 2] = id, field_of(fence, info.share.weight, slot, 0) .. rest
+    add(infos, id, field_of(fence, info.share.weight, slot, 0) .. string.format(' %d ', info.since) .. info.text)
   end
   numbered = numbered or slot > 0
   renew(id, terms)
@@ -864,8 +855,7 @@ end
 -- The place of a waiter is kept for two leases: `Terms::patience` says why.
 local function renew_waiter(id, terms)
   alive = alive or {}
-  local n = #alive
-  alive[n + 1], alive[n + 2] = stamp(NOW + 2 * terms.heartbeat), id
+  add(alive, stamp(NOW + 2 * terms.heartbeat), id)
 end
 
 -- Removes everything that is known about the name.

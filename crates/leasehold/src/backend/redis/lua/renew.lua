@@ -8,7 +8,7 @@
 tidy('asks')
 local terms, ids = terms_of(ARGV[first] .. ' ' .. ARGV[first + 1] .. ' '), first + 2
 local renew_by, places, hold_until, known
-local function look()
+local function read_members()
   expire_these({ unpack(ARGV, ids, last) })
   -- `ZADD XX CH` answers 0 for a member that keeps its score, so the scores are read first.
   renew_by = call('ZMSCORE', MAIN, unpack(ARGV, ids, last))
@@ -18,7 +18,7 @@ local function look()
   hold_until = call('ZMSCORE', TTL, unpack(ARGV, ids, last))
   known = call('HMGET', INFO, unpack(ARGV, ids, last))
 end
-look()
+read_members()
 local granted_elsewhere = {}
 for i = 1, last - ids + 1 do
   local id = ARGV[ids + i - 1]
@@ -29,7 +29,7 @@ end
 if #granted_elsewhere > 0 then
   take_back(held > PAGE and granted_elsewhere or nil)
   grant()
-  look()
+  read_members()
 end
 for i = 1, last - ids + 1 do
   local id = ARGV[ids + i - 1]
@@ -38,8 +38,8 @@ for i = 1, last - ids + 1 do
   elseif renew_by[i] then
     local info = parse(known[i])
     local label = info.text and string.match(info.text, '^%S+ %S+ ?(.*)$') or ''
-    local own = info.fence and terms or terms_of(ARGV[first] .. ' ' .. ARGV[first + 1] .. ' ' .. label)
-    answer('held', renew_holder(id, info, hold_until[i], own))
+    local lease = info.fence and terms or terms_of(ARGV[first] .. ' ' .. ARGV[first + 1] .. ' ' .. label)
+    answer('held', renew_holder(id, info, hold_until[i], lease))
   elseif places[i] then
     renew_waiter(id, terms)
     answer('waiting', call('ZRANK', WAITING, id))

@@ -10,43 +10,38 @@
 -- Result  1, fence, expires at, remaining | 0, 0, 0, remaining of the holder
 local lock, counter, waiting, other = unpack(KEYS, beside + 1, beside + 4)
 local id, notify = ARGV[first], ARGV[first + 3]
-local record, broken = read(lock)
-if broken then return broken end
+local record = read(lock)
 local held = record and is_live(record)
 local remaining = held and math.max(record.expiresAtMs - NOW, 0) or tonumber(ARGV[first + 1])
-local own = held and record.lockId == id
-if notify == 'always' or notify == 'if_locked' and held and not own then
+local is_repeated = held and record.lockId == id
+if notify == 'always' or notify == 'if_locked' and held and not is_repeated then
   -- If another program has stored another type in this key, the client is not notified, and asks again by itself. A
   -- client that still waits when the lease ends asks again then.
   if type(redis.pcall('SADD', waiting, CLIENT)) ~= 'table' then call('PEXPIRE', waiting, remaining + 10000) end
 end
 -- The same id asks again, because the answer was lost. It holds the same lock.
-if own then return { 1, record.fence, record.expiresAtMs, remaining } end
+if is_repeated then return { 1, record.fence, record.expiresAtMs, remaining } end
 if held then return { 0, 0, 0, remaining } end
 
 -- The counter is incremented before the record is written, because its value may not be a number.
 local counted = redis.pcall('INCR', counter)
 if type(counted) == 'table' then
   for _, words in ipairs({ 'WRONGTYPE', 'not an integer', 'overflow' }) do
-    if string.find(counted.err, words, 1, true) then return redis.error_reply('BADFENCE ' .. counter) end
+    if string.find(counted.err, words, 1, true) then refuse('BADFENCE', counter) end
   end
   return counted
-end
-if counted < 1 then
-  call('DECR', counter)
-  return redis.error_reply('BADFENCE ' .. counter)
 end
 -- This counter is new. If the other layout has one, the two layouts would count separately.
 if counted == 1 and call('EXISTS', other) == 1 then
   call('DEL', counter)
-  return other_layout(other)
+  refuse('OTHERLAYOUT', other)
 end
 -- From 2^53 on, Lua numbers are not exact, so the counter is read as text.
 local digits = counted < 9007199254740992 and string.format('%d', counted) or call('GET', counter)
--- A fence with more digits than its layout would not be the largest as text.
-if #digits > DIGITS then
+-- A fence is positive. With more digits than its layout it would not be the largest as text.
+if counted < 1 or #digits > DIGITS then
   call('DECR', counter)
-  return redis.error_reply('BADFENCE ' .. counter)
+  refuse('BADFENCE', counter)
 end
 local fence = string.rep('0', DIGITS - #digits) .. digits
 local ends = NOW + remaining

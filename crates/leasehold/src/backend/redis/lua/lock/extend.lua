@@ -4,20 +4,11 @@
 -- ARGV    1 lock id, 2 TTL in milliseconds, 3 1 if the lock must not expire earlier than before, else 0
 -- Also    the lock that the index points to
 -- Result  1, expires at | 0, 0 held by another id | -1, 0 not found | -2, 0 expired
-local lock, misplaced, rest = find(KEYS[keys + 1])
-if not lock then return misplaced or { -1, 0 } end
-local record, broken = read(lock)
-if broken then return broken end
-if not record then return { -1, 0 } end
-if not is_live(record) then
-  call('DEL', lock, KEYS[keys + 1])
-  forget_index(record)
-  return { -2, 0 }
-end
-if record.lockId ~= ARGV[first] then return { 0, 0 } end
+local verdict, lock, record, rest = owned(KEYS[keys + 1], ARGV[first])
+if verdict ~= 1 then return { verdict, 0 } end
 local expires_at = NOW + tonumber(ARGV[first + 1])
 if ARGV[first + 2] == '1' then expires_at = math.max(expires_at, record.expiresAtMs) end
 record.expiresAtMs = expires_at
-call('SET', lock, cjson.encode(record), 'PXAT', record.expiresAtMs)
-if not CLUSTER then call('SET', KEYS[keys + 1], rest, 'PXAT', record.expiresAtMs) end
-return { 1, record.expiresAtMs }
+call('SET', lock, cjson.encode(record), 'PXAT', expires_at)
+if not CLUSTER then call('SET', KEYS[keys + 1], rest, 'PXAT', expires_at) end
+return { 1, expires_at }

@@ -4,8 +4,7 @@
 -- ARGV    1 how many milliseconds after its expiry a record may be removed ("-": never)
 -- Also    the index of an expired record
 -- Result  1 | 0
-local record, broken = read(KEYS[keys + 1])
-if broken then return broken end
+local record = read(KEYS[keys + 1])
 if not record then return 0 end
 local after = tonumber(ARGV[first])
 if after and record.expiresAtMs + after <= NOW then

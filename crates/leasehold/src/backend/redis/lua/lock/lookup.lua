@@ -4,14 +4,8 @@
 -- ARGV    1 lock id ("-": by key)
 -- Also    the lock that the index points to
 -- Result  the JSON of the record, or nothing
-local lock = KEYS[keys + 1]
-if ARGV[first] ~= '-' then
-  local found, misplaced = find(lock)
-  if not found then return misplaced or false end
-  lock = found
-end
-local record, broken, text = read(lock)
-if broken then return broken end
-if not record or not is_live(record) then return false end
-if ARGV[first] ~= '-' and record.lockId ~= ARGV[first] then return false end
-return text
+local id, lock = ARGV[first], KEYS[keys + 1]
+if id ~= '-' then lock = find(lock) end
+if not lock then return false end
+local record, text = read(lock)
+return record and is_live(record) and (id == '-' or record.lockId == id) and text or false

@@ -25,32 +25,28 @@ local function index_of(lock)
   return IS_LAYOUT_2 and lock or string.sub(lock, #PREFIX + 1)
 end
 
-local function other_layout(key)
-  return redis.error_reply('OTHERLAYOUT ' .. key)
+-- Ends the command with an error that names the key.
+local function refuse(code, key)
+  error(redis.error_reply(code .. ' ' .. key))
 end
 
 NOW = NOW or now()
 
 -- Returns the text in a key, if there is any. If the key has another type, or its value is longer than a record can be,
--- it is not ours, and the second result is an error that names the key. A long value is not read.
+-- it is not ours, which is an error. A long value is not read.
 local function get(key)
   local text = redis.pcall('GETRANGE', key, 0, LONGEST_RECORD)
-  if type(text) == 'string' then
-    if text == '' and call('EXISTS', key) == 0 then return nil end
-    if #text <= LONGEST_RECORD then return text end
-    return nil, redis.error_reply('NOTOURS ' .. key)
-  end
-  if string.find(text.err, 'WRONGTYPE', 1, true) then text = redis.error_reply('NOTOURS ' .. key) end
-  return nil, text
+  if type(text) == 'table' and not string.find(text.err, 'WRONGTYPE', 1, true) then error(text) end
+  if text == '' and call('EXISTS', key) == 0 then return nil end
+  if type(text) == 'table' or #text > LONGEST_RECORD then refuse('NOTOURS', key) end
+  return text
 end
 
--- Returns the lock of a command, given its first key, and the value of its index. If there is no lock, returns nil, and
--- an error if the value of the index is not ours.
+-- Returns the lock of a command, given its first key, and the value of its index. Returns nothing if there is no index.
 local function find(key)
   if CLUSTER then return key end
-  local rest, misplaced = get(key)
-  if not rest then return nil, misplaced end
-  return lock_of(rest), nil, rest
+  local rest = get(key)
+  if rest then return lock_of(rest), rest end
 end
 
 local function forget_index(record)
@@ -62,19 +58,34 @@ local function is_time(number)
   return type(number) == 'number' and number >= 0 and number < 100000000000000
 end
 
--- Returns the record of a lock, if there is one. If the value is not ours, the second result is an error.
+-- Returns the record of a lock, and its text, if there is one. A value that is not ours is an error.
 local function read(lock)
-  local text, broken = get(lock)
-  if not text then return nil, broken end
+  local text = get(lock)
+  if not text then return end
   local parsed, record = pcall(cjson.decode, text)
   if parsed and type(record) == 'table' and type(record.lockId) == 'string' and type(record.key) == 'string'
       and type(record.fence) == 'string' and is_time(record.acquiredAtMs) and is_time(record.expiresAtMs) then
-    if #record.fence ~= DIGITS then return nil, other_layout(lock) end
-    return record, nil, text
+    if #record.fence ~= DIGITS then refuse('OTHERLAYOUT', lock) end
+    return record, text
   end
-  return nil, redis.error_reply('NOTOURS ' .. lock)
+  refuse('NOTOURS', lock)
 end
 
 local function is_live(record)
   return record.expiresAtMs > NOW - TOLERANCE_MS
+end
+
+-- Returns whether this id holds the lock of a command, given the first key of the command: 1, and the lock, its record
+-- and the value of its index | 0 held by another id | -1 not found | -2 expired.
+local function owned(first_key, id)
+  local lock, rest = find(first_key)
+  local record = lock and read(lock)
+  if not record then return -1 end
+  if not is_live(record) then
+    call('DEL', lock, first_key)
+    forget_index(record)
+    return -2
+  end
+  if record.lockId ~= id then return 0 end
+  return 1, lock, record, rest
 end

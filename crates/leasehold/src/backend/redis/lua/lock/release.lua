@@ -4,17 +4,8 @@
 -- ARGV    1 lock id
 -- Also    the lock that the index points to, the SET of its waiting clients, and their channels
 -- Result  1 released | 0 held by another id | -1 not found | -2 expired
-local lock, misplaced = find(KEYS[keys + 1])
-if not lock then return misplaced or -1 end
-local record, broken = read(lock)
-if broken then return broken end
-if not record then return -1 end
-if not is_live(record) then
-  call('DEL', lock, KEYS[keys + 1])
-  forget_index(record)
-  return -2
-end
-if record.lockId ~= ARGV[first] then return 0 end
+local verdict, lock, record = owned(KEYS[keys + 1], ARGV[first])
+if verdict ~= 1 then return verdict end
 call('DEL', lock, KEYS[keys + 1])
 local waiting_key = NAMESPACE .. ':lock_waiting:' .. lock
 local waiting = redis.pcall('SMEMBERS', waiting_key)
