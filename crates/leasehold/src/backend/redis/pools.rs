@@ -132,9 +132,11 @@ async fn members_of(
             });
         }
     }
-    let named =
-        |(name, members): (&String, _)| PoolStats { name: key_tag.read(name).to_owned(), members };
-    Ok(pools.into_iter().map(named).collect())
+    let found = pools.into_iter().map(|(name, members)| {
+        let name = key_tag.read(name).to_owned();
+        PoolStats { name, members }
+    });
+    Ok(found.collect())
 }
 
 /// Decodes an answer. No status travels further inward as text.

@@ -362,9 +362,15 @@ async fn fields(
     for (fields, values) in of_one_hash.zip(topology.ask_each(home, calls).await?) {
         match values.and_then(read::<Vec<Option<Vec<u8>>>>) {
             Ok(values) => {
-                fields.iter().zip(values).for_each(|((at, _), value)| found[*at] = Ok(value))
+                for ((at, _), value) in fields.iter().zip(values) {
+                    found[*at] = Ok(value);
+                }
             }
-            Err(error) => fields.iter().for_each(|(at, _)| found[*at] = Err(error.clone())),
+            Err(error) => {
+                for (at, _) in fields {
+                    found[*at] = Err(error.clone());
+                }
+            }
         }
     }
     Ok(found)
