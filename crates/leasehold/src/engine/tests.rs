@@ -370,7 +370,7 @@ fn the_thread_ends_when_its_last_user_is_dropped() {
     let semaphore = semaphore(&client, 1);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let permit = runtime.block_on(deadline(semaphore.acquire())).unwrap();
-    let core = Arc::downgrade(semaphore.inner.named.core());
+    let core = Arc::downgrade(semaphore.inner.spec.named.core());
     drop((client, semaphore));
     assert!(core.upgrade().is_some(), "a permit is held");
     drop(permit);
@@ -387,7 +387,7 @@ fn the_thread_ends_although_the_store_is_not_reached_again() {
     let short = client.semaphore("s", 1).lease(Duration::from_millis(300)).build().unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let permit = runtime.block_on(deadline(short.acquire())).unwrap();
-    let core = Arc::downgrade(short.inner.named.core());
+    let core = Arc::downgrade(short.inner.spec.named.core());
     store.cut(client.id());
     runtime.block_on(eventually(async || client.outage().is_some()));
     drop((permit, short, client));
@@ -528,7 +528,7 @@ async fn timers_do_not_accumulate() {
             .await
             .unwrap();
     }
-    assert!(semaphore.inner.named.core().timers.len() <= 2);
+    assert!(semaphore.inner.spec.named.core().timers.len() <= 2);
 }
 
 /// A name whose only work is a release is not forgotten before the release is done.
