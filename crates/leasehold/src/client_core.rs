@@ -123,6 +123,7 @@ impl Rules {
 
 /// The state of one name in this client, or of one lease of a lock or a pool. `T` identifies the caller of an acquisition or a release.
 #[derive(Clone, Debug)]
+#[allow(clippy::struct_excessive_bools)] // each is a fact of its own
 pub(crate) struct NameCore<T> {
     client: ClientId,
     /// How long the caller of a release waits for its outcome.
@@ -136,6 +137,9 @@ pub(crate) struct NameCore<T> {
     has_stragglers: bool,
     acquisitions: IdMap<AcquisitionId, Acquisition<T>>,
     releases: IdMap<AcquisitionId, PendingRelease<T>>,
+    /// Whether every release has a timer for the moment when the store must have expired its id. The releases of a name
+    /// need none while the client keeps the name.
+    releases_expire: bool,
     /// Whether an acquisition that shared the lease has left its release to those that are left.
     owes_release: bool,
     /// The last ids that ended in the store, each with the moment when this client learnt it. If another server takes
@@ -193,7 +197,7 @@ pub(crate) enum Timer {
     ReleaseUnanswered(AcquisitionId),
     /// The id is released once more, unless the store must have expired it.
     ReleaseAgain(AcquisitionId),
-    /// The store must have expired the lease of a lock or a pool, so its release is no longer sent.
+    /// The store must have expired the id, so its release is no longer sent.
     ReleaseExpired(AcquisitionId),
 }
 
@@ -214,6 +218,7 @@ impl<T: Clone> NameCore<T> {
             has_stragglers,
             acquisitions: IdMap::default(),
             releases: IdMap::default(),
+            releases_expire: false,
             owes_release: false,
             recent: VecDeque::new(),
             taken_over: None,
@@ -235,7 +240,17 @@ impl<T: Clone> NameCore<T> {
     }
 
     pub(crate) fn with_rules(self, rules: Rules) -> Self {
-        Self { rules, ..self }
+        Self { rules, releases_expire: rules.is_one_lease, ..self }
+    }
+
+    /// From now on, no release is sent after the store must have expired its id.
+    pub(crate) fn expire_releases(&mut self) {
+        self.releases_expire = true;
+        let timers = self
+            .releases
+            .iter()
+            .filter_map(|(id, release)| Some((release.until?, Timer::ReleaseExpired(*id))));
+        self.timers.extend(timers);
     }
 
     /// Returns when [`timeout`](Self::timeout) has to be called.
@@ -662,7 +677,7 @@ impl<T: Clone> NameCore<T> {
         let (delivery, again, refused, caller) = (Delivery::Unsent, false, 0, None);
         let release = PendingRelease { delivery, known, doubtful, again, refused, caller, until };
         self.releases.insert(id, release);
-        if let Some(until) = until.filter(|_| self.rules.is_one_lease) {
+        if let Some(until) = until.filter(|_| self.releases_expire) {
             self.timers.insert((until, Timer::ReleaseExpired(id)));
         }
         self.want(Want::Release(id), now);
@@ -670,7 +685,7 @@ impl<T: Clone> NameCore<T> {
 
     fn remove_release(&mut self, id: AcquisitionId) {
         let until = self.releases.remove(&id).and_then(|release| release.until);
-        if self.rules.is_one_lease {
+        if self.releases_expire {
             self.cancel_timer(until, Timer::ReleaseExpired(id));
         }
     }

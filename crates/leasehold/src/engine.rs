@@ -286,22 +286,22 @@ impl Core {
     /// Puts a source in line that the store has not been able to serve since that moment. The source rests before it is sent again.
     fn send_later(
         &self,
-        source: Arc<dyn Source>,
+        source: &Arc<dyn Source>,
         urgency: Urgency,
         since: Moment,
     ) -> Result<(), Error> {
-        self.sender.enqueue_later(&source, urgency, since);
+        self.sender.enqueue_later(source, urgency, since);
         self.wake_thread()?;
         self.stopped.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 
     /// Puts a source in line that has something to send.
-    fn send(&self, source: Arc<dyn Source>, urgency: Urgency) -> Result<(), Error> {
+    fn send(&self, source: &Arc<dyn Source>, urgency: Urgency) -> Result<(), Error> {
         // A forked process has the same socket, and must not write to it.
         if let Some(error) = self.stopped() {
             return Err(error);
         }
-        let next = self.sender.enqueue(&source, urgency, self.may_send_from_here());
+        let next = self.sender.enqueue(source, urgency, self.may_send_from_here());
         match (next, self.store.shared()) {
             (Next::Answer, _) => {}
             (Next::Send(turn), Some(remote)) => {

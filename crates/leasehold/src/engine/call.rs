@@ -137,9 +137,10 @@ impl Call {
     /// Joins the sender's line: later, if the store has not been able to serve the call since a moment.
     fn send(&self, unserved_since: Option<Moment>) -> Result<(), Error> {
         let Some(this) = self.this.upgrade() else { return Ok(()) };
+        let this = this as Arc<dyn Source>;
         match unserved_since {
-            Some(since) => self.core.send_later(this, Urgency::Ordinary, since),
-            None => self.core.send(this, Urgency::Ordinary),
+            Some(since) => self.core.send_later(&this, Urgency::Ordinary, since),
+            None => self.core.send(&this, Urgency::Ordinary),
         }
     }
 
@@ -149,7 +150,10 @@ impl Call {
         let mut state = self.state();
         let (caller, kept_alive) = (state.caller.take(), state.kept_alive.take());
         drop(state);
-        guarded(|| drop(caller.map(|caller| caller.send(answer))));
+        if let Some(caller) = caller {
+            // The caller may have gone.
+            guarded(|| drop(caller.send(answer)));
+        }
         self.release_close();
         drop(kept_alive);
     }

@@ -55,13 +55,15 @@ pub(super) struct DriverState<P: Protocol> {
     /// The server that serves the name, as far as this client knows.
     to: Destination,
     pub(super) closed: bool,
+    /// Whether the client no longer exists, so that it does not keep this driver alive.
+    abandoned: bool,
     /// Whether this driver is in the sender's line: for ordinary commands, and for renewals.
     in_line: (bool, bool),
     /// Whether the driver rests before it sends again, because the store could not serve it just now.
     rests: bool,
     /// When the engine fires the timer of this driver.
     timer_at: Option<Moment>,
-    /// The driver of a lease itself, while a release is not answered, so that it outlives its guard.
+    /// The driver itself, while a release is not answered that has to outlive the guard or the client.
     kept_alive: Option<Arc<Driver<P>>>,
     /// Makes a close wait for commands that wait to be sent or for their answer.
     under_way: Option<UnderWay>,
@@ -97,6 +99,7 @@ impl<P: Protocol> Driver<P> {
                 .with_rules(protocol.rules(&core)),
             to: core.destination(slot),
             closed: false,
+            abandoned: false,
             in_line: (false, false),
             rests: false,
             timer_at: None,
@@ -182,19 +185,18 @@ impl<P: Protocol> Driver<P> {
         self.locked(|state, _, now| input(&mut state.core, now))
     }
 
-    /// Forgets all acquisitions: the client no longer exists.
+    /// Forgets all acquisitions, because the client no longer exists. Releases that are not answered keep the driver
+    /// alive from now on.
     pub(super) fn abandon(&self) {
-        let mut deferred = Deferred::default();
-        let mut state = self.state();
-        let ids = state.core.ids_to_close();
-        let abandoned: Vec<_> = ids.into_iter().filter_map(|id| state.core.forget(id)).collect();
-        let no_longer_under_way = state.under_way.take();
-        drop(state);
-        drop(no_longer_under_way);
-        for ticket in abandoned {
-            ticket.cancel(&mut deferred);
-        }
-        deferred.run();
+        self.locked(|state, deferred, _| {
+            for ticket in
+                state.core.ids_to_close().into_iter().filter_map(|id| state.core.forget(id))
+            {
+                ticket.cancel(deferred);
+            }
+            state.core.expire_releases();
+            state.abandoned = true;
+        });
     }
 
     #[cfg(test)]
@@ -246,11 +248,12 @@ impl<P: Protocol> Driver<P> {
         result
     }
 
-    /// Keeps the driver of a lease alive while a release is not answered; names are kept alive by the client. A close
-    /// waits for that release, and for everything that a closed name has sent or has to send. Returns what has to be
+    /// Keeps the driver alive while a release is not answered, unless the client does so, as it does for names. A close
+    /// waits for such a release, and for everything that a closed name has sent or has to send. Returns what has to be
     /// dropped after the lock is released.
     fn keep_alive(&self, state: &mut DriverState<P>) -> (Option<Arc<Self>>, Option<UnderWay>) {
-        let has_releases = state.core.is_one_lease() && state.core.has_releases();
+        let has_releases =
+            (state.core.is_one_lease() || state.abandoned) && state.core.has_releases();
         let is_under_way = (has_releases || state.closed) && !state.core.is_settled();
         if has_releases && state.kept_alive.is_none() {
             state.kept_alive = self.this.upgrade();
@@ -275,10 +278,10 @@ impl<P: Protocol> Driver<P> {
         let joining = [(renewals, Urgency::Renewals), (ordinary, Urgency::Ordinary)];
         for (_, urgency) in joining.into_iter().filter(|(joins, _)| *joins) {
             let Some(this) = self.this.upgrade() else { return Ok(()) };
-            if let Some(since) = rests {
-                self.core.send_later(this, urgency, since)?;
-            } else {
-                self.core.send(this, urgency)?;
+            let this = this as Arc<dyn Source>;
+            match rests {
+                Some(since) => self.core.send_later(&this, urgency, since)?,
+                None => self.core.send(&this, urgency)?,
             }
         }
         Ok(())

@@ -101,7 +101,9 @@ impl Registry {
     pub(super) fn abandon_names(&self) {
         // Taken out of the lock first, because dropping a name may run the user's code.
         let names = std::mem::take(&mut *self.lock_names());
-        names.into_values().for_each(|(named, _)| named.abandon());
+        for (named, _) in names.into_values() {
+            named.abandon();
+        }
     }
 }
 
