@@ -457,7 +457,7 @@ impl<T: Clone> NameCore<T> {
                 let release = self.releases.get_mut(&id)?;
                 release.delivery = Delivery::Sent;
                 release.again = false;
-                Some(Command::Release { id, known: release.known })
+                Some(Command::Release { id, hint: release.hint })
             }
         }
     }
@@ -558,7 +558,7 @@ impl<T: Clone> NameCore<T> {
         let Some(acquisition) = self.acquisitions.get(&id) else { return };
         // A try is answered at once. So if it reaches its time limit, it was not answered.
         let was_answered =
-            acquisition.request.queues && acquisition.known && self.unserved.is_none();
+            acquisition.request.queues && acquisition.was_answered && self.unserved.is_none();
         let failure = if was_answered {
             let token_at = self.token_at.filter(|token_at| *token_at > now);
             let next_start = token_at.map(|token_at| token_at.saturating_since(now));
@@ -665,7 +665,7 @@ impl<T: Clone> NameCore<T> {
         &mut self,
         id: AcquisitionId,
         lease: Option<Span>,
-        known: ReleaseHint,
+        hint: ReleaseHint,
         doubtful: bool,
         now: Moment,
     ) {
@@ -675,7 +675,7 @@ impl<T: Clone> NameCore<T> {
             expired_by(lease, now)
         };
         let (delivery, again, refused, caller) = (Delivery::Unsent, false, 0, None);
-        let release = PendingRelease { delivery, known, doubtful, again, refused, caller, until };
+        let release = PendingRelease { delivery, hint, doubtful, again, refused, caller, until };
         self.releases.insert(id, release);
         if let Some(until) = until.filter(|_| self.releases_expire) {
             self.timers.insert((until, Timer::ReleaseExpired(id)));
@@ -724,8 +724,8 @@ impl<T: Clone> NameCore<T> {
         release.again |= release.delivery == Delivery::Sent && !crate::broken::is("released-again");
         release.doubtful |= doubtful;
         // The id may be in the queue again, and its time to expire starts again.
-        if release.known != ReleaseHint::Unused {
-            release.known = ReleaseHint::Nothing;
+        if release.hint != ReleaseHint::Unused {
+            release.hint = ReleaseHint::Nothing;
         }
         release.until = release.until.and(expired_by(self.longest_lease, now));
     }

@@ -112,7 +112,7 @@ impl<R: Rows> Machine<R> {
                 let tag = |_: Option<&Held>| R::tag_of(label.as_ref());
                 return self.enqueue(*id, *declared, *wait, *terms, *share, tag, call);
             }
-            Command::Release { id, known: hint } => {
+            Command::Release { id, hint } => {
                 return self.release(*id, *hint, call).map(|(role, _)| Outcome::Removed(role));
             }
             Command::Steer { capacity, steer } if crate::broken::is("resume") => {

@@ -106,11 +106,11 @@ fn imports_point_down() {
     assert_eq!(named("use crate::{a::{B, C}, D};\nlet e = crate::f::G;"), ["a", "D", "f"]);
     let mut upward = Vec::new();
     for (file, code) in sources() {
-        let own = layer(file.split('/').next().unwrap());
+        let importer = layer(file.split('/').next().unwrap());
         for name in named(&code) {
             let module = items.get(&name).unwrap_or(&name);
-            let its = layer(module);
-            if its.0 > own.0 || its.0 == own.0 && its.1 != own.1 {
+            let target = layer(module);
+            if target.0 > importer.0 || target.0 == importer.0 && target.1 != importer.1 {
                 upward.push(format!("{file}.rs imports crate::{name}, which is above it"));
             }
         }

@@ -49,15 +49,15 @@ fn a_thread_waits_its_turn(open: &(impl Fn() -> Client + Sync)) {
     let limit = Duration::from_millis(500);
     let error = here.acquire().weight(2).within(limit).wait().unwrap_err();
     assert!(matches!(error, Error::TimedOut { .. }), "{error}");
-    let (tell, told) = mpsc::channel();
+    let (waiting, waiters) = mpsc::channel();
     thread::scope(|scope| {
         let waiting = scope.spawn(move || {
             let there = open().semaphore("turn", 3).build().unwrap();
-            tell.send(std::fs::read_link("/proc/thread-self")).unwrap();
+            waiting.send(std::fs::read_link("/proc/thread-self")).unwrap();
             there.acquire().weight(2).wait().unwrap().release().wait().unwrap()
         });
         has_waiters(&here, 1);
-        if let Ok(waiter) = told.recv().unwrap() {
+        if let Ok(waiter) = waiters.recv().unwrap() {
             is_asleep(&std::path::Path::new("/proc").join(waiter));
         }
         assert!(held.release().wait().unwrap());

@@ -123,7 +123,7 @@ impl Script {
 
     fn play(self) {
         let mut stage = Stage::set(self);
-        let mut operation = self.operation.begin(&stage.own);
+        let mut operation = self.operation.begin(&stage.cancelled);
         poll(&mut operation, self.polls[0]);
         // From here on another waiter is queued behind the operation, and must not be forgotten.
         let mut rival = ByHand::new(stage.others.acquire());
@@ -155,7 +155,7 @@ fn poll<T>(future: &mut ByHand<'_, T>, times: u32) {
 
 struct Stage {
     client: Client,
-    own: Semaphore,
+    cancelled: Semaphore,
     others: Semaphore,
     held_by_others: Vec<Permit>,
     closed: bool,
@@ -165,21 +165,21 @@ impl Stage {
     fn set(script: Script) -> Self {
         let client = Client::memory();
         let happens = |event| script.events.contains(&event);
-        let mut own = client.semaphore(NAME, CAPACITY);
+        let mut cancelled = client.semaphore(NAME, CAPACITY);
         if happens(Event::Timeout) {
-            own = own.max_acquire_time(MOMENT);
+            cancelled = cancelled.max_acquire_time(MOMENT);
         }
         if happens(Event::Expiry) {
-            own = own.ttl(MOMENT);
+            cancelled = cancelled.ttl(MOMENT);
         }
         let others = client.semaphore(NAME, CAPACITY).label(OTHERS);
         let holding =
             if happens(Event::OthersExpire) { others.clone().ttl(MOMENT) } else { others.clone() };
-        let (own, others, holding) =
-            (own.build().unwrap(), others.build().unwrap(), holding.build().unwrap());
+        let (cancelled, others, holding) =
+            (cancelled.build().unwrap(), others.build().unwrap(), holding.build().unwrap());
         let hold = |_| block_on(holding.acquire()).unwrap();
         let held_by_others = (0..script.held_by_others).map(hold).collect();
-        Self { client, own, others, held_by_others, closed: false }
+        Self { client, cancelled, others, held_by_others, closed: false }
     }
 
     /// Makes the event happen, and returns when it has.
@@ -188,7 +188,7 @@ impl Stage {
             Event::Nothing => {}
             Event::Grant => drop(self.held_by_others.pop()),
             // The only other waiter has no limit.
-            Event::Timeout => until(|| block_on(held_and_waiting(&self.own)).1 <= 1),
+            Event::Timeout => until(|| block_on(held_and_waiting(&self.cancelled)).1 <= 1),
             Event::OthersExpire => {
                 until(|| self.held_by_others.iter().all(|permit| permit.check().is_err()));
             }
@@ -207,9 +207,9 @@ impl Stage {
 
     /// Returns the permits that the operation holds, whether or not it has received them.
     fn own_ids(&self) -> Vec<AcquisitionId> {
-        let stats = block_on(self.own.stats()).unwrap();
-        let own = stats.holders().iter().filter(|holder| holder.label().is_none());
-        own.map(|holder| holder.id().parse().unwrap()).collect()
+        let stats = block_on(self.cancelled.stats()).unwrap();
+        let cancelled = stats.holders().iter().filter(|holder| holder.label().is_none());
+        cancelled.map(|holder| holder.id().parse().unwrap()).collect()
     }
 }
 

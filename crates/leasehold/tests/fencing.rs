@@ -27,17 +27,17 @@ fn child() {
 
 /// In the child: checks its lock, and is paused before it writes.
 async fn hold(resource: &str, arguments: &[&str]) {
-    let mut told = child::lines_from_test();
+    let mut from_test = child::lines_from_test();
     let client = Client::redis(arguments[0]).await.unwrap();
     let guard = client.lock(KEY).ttl(LEASE).build().unwrap().acquire().await.unwrap();
     guard.check().unwrap();
     child::say(&guard.fence().to_string());
     // Between the check and the write. No lock can help here.
-    told.recv().await;
+    from_test.recv().await;
     match resource {
         "gate" => child::say(&format!("write {}", guard.fence())),
-        "sql" => write_late_to_sql(arguments[1], &guard, &mut told).await.unwrap(),
-        "redis" => write_late_to_redis(arguments[0], &guard, &mut told).await.unwrap(),
+        "sql" => write_late_to_sql(arguments[1], &guard, &mut from_test).await.unwrap(),
+        "redis" => write_late_to_redis(arguments[0], &guard, &mut from_test).await.unwrap(),
         _ => unreachable!("unknown resource {resource:?}"),
     }
     std::future::pending::<()>().await;
@@ -110,12 +110,12 @@ fn write_row(db: &Connection, value: &str, fence: Fence) -> rusqlite::Result<boo
 async fn write_late_to_sql(
     path: &str,
     guard: &LockGuard,
-    told: &mut UnboundedReceiver<String>,
+    from_test: &mut UnboundedReceiver<String>,
 ) -> rusqlite::Result<()> {
     let db = Connection::open(path)?;
     let written = write_row(&db, "of the paused holder", guard.fence())?;
     child::say(&format!("with its fence: {written}"));
-    told.recv().await;
+    from_test.recv().await;
     db.execute("UPDATE invoice SET value = 'of the paused holder' WHERE id = 42", [])?;
     child::say("without: true");
     Ok(())
@@ -174,12 +174,12 @@ fn write_value(
 async fn write_late_to_redis(
     url: &str,
     guard: &LockGuard,
-    told: &mut UnboundedReceiver<String>,
+    from_test: &mut UnboundedReceiver<String>,
 ) -> redis::RedisResult<()> {
     let mut db = redis::Client::open(url)?.get_connection()?;
     let written = write_value(&mut db, "of the paused holder", guard.fence())?;
     child::say(&format!("with its fence: {written}"));
-    told.recv().await;
+    from_test.recv().await;
     redis::cmd("SET").arg("{invoice:42}").arg("of the paused holder").exec(&mut db)?;
     child::say("without: true");
     Ok(())

@@ -205,12 +205,12 @@ fn permits_are_granted_in_the_order_in_which_they_were_asked_for() {
 fn check_end_of_runtime(runtime: Runtime, drive: fn(&Runtime), end: fn(Runtime)) {
     let semaphore = semaphore();
     for number in 0..CAPACITY {
-        let own = semaphore.clone();
+        let semaphore = semaphore.clone();
         runtime.spawn(async move {
             if number == 0 {
-                return own.with(async |_| pending().await).await;
+                return semaphore.with(async |_| pending().await).await;
             }
-            let permit = own.acquire().await?;
+            let permit = semaphore.acquire().await?;
             permit.lost().await;
             Ok(())
         });
@@ -218,10 +218,10 @@ fn check_end_of_runtime(runtime: Runtime, drive: fn(&Runtime), end: fn(Runtime))
     drive(&runtime);
     until(|| block_on(held_and_waiting(&semaphore)) == (CAPACITY, 0));
     for _ in 0..5 {
+        let semaphore = semaphore.clone();
         runtime.spawn(semaphore.acquire());
-        let own = semaphore.clone();
-        runtime.spawn(async move { own.with(async |_| pending::<()>().await).await });
         runtime.spawn(semaphore.acquire().within(Duration::from_secs(60)));
+        runtime.spawn(async move { semaphore.with(async |_| pending::<()>().await).await });
     }
     drive(&runtime);
     until(|| block_on(held_and_waiting(&semaphore)) == (CAPACITY, 15));

@@ -67,10 +67,10 @@ async fn one_long_step_is_as_good_as_many_short_ones() {
     let (clock, client) = client();
     let semaphore = client.semaphore("api", 1).ttl(HOUR).build().unwrap();
     let events = Arc::new(Mutex::new(Vec::new()));
-    let told = events.clone();
+    let seen = events.clone();
     let observer = Observer::new(move |event: &SemaphoreEvent| {
         if event.operation == SemaphoreOperation::Lose {
-            told.lock().unwrap().push(event.held_for);
+            seen.lock().unwrap().push(event.held_for);
         }
     });
     let watched = client.semaphore("api", 1).ttl(HOUR).observer(observer).build().unwrap();
@@ -132,9 +132,9 @@ async fn locks_expire_and_are_extended_with_the_clock() {
     let guard = plain.acquire().await.unwrap();
     let mut lost = ByHand::new(guard.lost());
     assert!(lost.poll().is_none());
-    let kept = client.lock("kept").lease(HOUR).auto_extend().build().unwrap();
-    let kept = kept.acquire().await.unwrap();
-    let before = kept.expires_at();
+    let renewed = client.lock("renewed").lease(HOUR).auto_extend().build().unwrap();
+    let renewed = renewed.acquire().await.unwrap();
+    let before = renewed.expires_at();
 
     let retry = Retry::default().times(1000).delay(HOUR * 10).within(HOUR * 100);
     let next = client.lock("plain").lease(HOUR).retry(retry).build().unwrap();
@@ -150,9 +150,9 @@ async fn locks_expire_and_are_extended_with_the_clock() {
 
     // Extended in time, however far the clock advances in one step, and valid afterwards.
     clock.advance(HOUR * 100);
-    kept.check().unwrap();
-    assert!(kept.expires_at() > before + HOUR * 100);
-    assert!(client.locks().is_locked("kept").await.unwrap());
+    renewed.check().unwrap();
+    assert!(renewed.expires_at() > before + HOUR * 100);
+    assert!(client.locks().is_locked("renewed").await.unwrap());
     assert!(!client.locks().is_locked("plain").await.unwrap());
 
     // An extension that is shorter than the lease applies, too.
@@ -168,14 +168,14 @@ async fn locks_expire_and_are_extended_with_the_clock() {
 async fn pool_leases_expire_and_are_renewed_with_the_clock() {
     let (clock, client) = client();
     let pool = client.pool("encoders", 2).lease(HOUR).build().unwrap();
-    let kept = pool.lease("kept").await.unwrap();
+    let renewed = pool.lease("renewed").await.unwrap();
     assert_eq!(pool.acquire("silent").await.unwrap().status, AcquireStatus::Acquired);
     clock.advance(HOUR / 2);
     assert_eq!(pool.acquire("late").await.unwrap().status, AcquireStatus::CapacityFull);
     clock.advance(HOUR);
     assert_eq!(pool.acquire("late").await.unwrap().status, AcquireStatus::Acquired);
-    kept.check().unwrap();
-    assert!(kept.release().await.unwrap());
+    renewed.check().unwrap();
+    assert!(renewed.release().await.unwrap());
 }
 
 #[tokio::test]

@@ -183,17 +183,17 @@ mod idle {
     }
 }
 
-mod told {
+mod logged {
     use super::*;
 
-    fn messages(told: &[RecordedEvent]) -> Vec<&str> {
-        told.iter().map(|told| told.message.as_str()).collect()
+    fn messages(recorded: &[RecordedEvent]) -> Vec<&str> {
+        recorded.iter().map(|event| event.message.as_str()).collect()
     }
 
     #[tokio::test]
     async fn acquires_and_releases_are_told() {
         events::listen();
-        let semaphore = Client::memory().semaphore("told: used", 2).numbered().build().unwrap();
+        let semaphore = Client::memory().semaphore("logged: used", 2).numbered().build().unwrap();
         let first = acquire(&semaphore).await;
         let second = acquire(&semaphore).await;
         let third = tokio::spawn(semaphore.acquire());
@@ -204,8 +204,8 @@ mod told {
         let (third_id, waited) = (third.id().to_string(), third.waited());
         drop((second, third));
 
-        let told = events::about("told: used");
-        let acquired: Vec<_> = told.iter().filter(|t| t.message == "permit acquired").collect();
+        let recorded = events::about("logged: used");
+        let acquired: Vec<_> = recorded.iter().filter(|t| t.message == "permit acquired").collect();
         let slots: Vec<_> = acquired
             .iter()
             .map(|t| (t.fields["id"].as_str(), t.fields["slot_number"].as_str()))
@@ -215,17 +215,17 @@ mod told {
         assert_eq!(acquired[0].fields["waited"], "0ns");
         assert_eq!(acquired[2].fields["waited"], format!("{waited:?}"));
 
-        let released: Vec<_> = told.iter().filter(|t| t.message == "permit released").collect();
-        let ids: Vec<_> = released.iter().map(|told| told.fields["id"].as_str()).collect();
+        let released: Vec<_> = recorded.iter().filter(|t| t.message == "permit released").collect();
+        let ids: Vec<_> = released.iter().map(|event| event.fields["id"].as_str()).collect();
         assert_eq!(ids, [&first_id, &second_id, &third_id]);
-        assert_eq!(told.len(), 6, "{told:?}");
+        assert_eq!(recorded.len(), 6, "{recorded:?}");
     }
 
     #[tokio::test]
     async fn losses_are_told_once_with_their_reason() {
         events::listen();
         let client = Client::memory();
-        let builder = client.semaphore("told: lost", 3);
+        let builder = client.semaphore("logged: lost", 3);
         let timed = builder.clone().ttl(Duration::from_millis(20)).build().unwrap();
         let labelled = builder.label("closed later").build().unwrap();
         let ended = acquire(&timed).await;
@@ -241,13 +241,16 @@ mod told {
         for (id, reason) in ids.iter().zip(reasons) {
             // The engine's thread logs it, perhaps a moment after the guard has noticed.
             let lost = || {
-                let mut told = events::about("told: lost");
-                told.retain(|t| t.message == "permit lost" && t.fields["id"] == *id);
-                told
+                let mut recorded = events::about("logged: lost");
+                recorded.retain(|t| t.message == "permit lost" && t.fields["id"] == *id);
+                recorded
             };
             eventually(async || !lost().is_empty()).await;
-            let [told] = &lost()[..] else { panic!("{:?}", lost()) };
-            assert_eq!((told.level, &*told.fields["reason"]), (Level::WARN, &*reason.to_string()));
+            let [event] = &lost()[..] else { panic!("{:?}", lost()) };
+            assert_eq!(
+                (event.level, &*event.fields["reason"]),
+                (Level::WARN, &*reason.to_string())
+            );
         }
     }
 
@@ -255,17 +258,17 @@ mod told {
     async fn a_second_capacity_is_told_once() {
         events::listen();
         let client = Client::memory();
-        let declare = |capacity| client.semaphore("told: capacity", capacity).build().unwrap();
+        let declare = |capacity| client.semaphore("logged: capacity", capacity).build().unwrap();
         let first = (declare(3), declare(3));
-        assert_eq!(events::about("told: capacity").len(), 0);
+        assert_eq!(events::about("logged: capacity").len(), 0);
         let second = (declare(5), declare(5), declare(3), declare(7));
-        let told = events::about("told: capacity");
+        let recorded = events::about("logged: capacity");
         assert_eq!(
-            messages(&told),
+            messages(&recorded),
             ["the name was declared with another capacity; the latest declaration applies"]
         );
-        assert_eq!((&*told[0].fields["before"], &*told[0].fields["now"]), ("3", "5"));
-        assert_eq!(told[0].level, Level::WARN);
+        assert_eq!((&*recorded[0].fields["before"], &*recorded[0].fields["now"]), ("3", "5"));
+        assert_eq!(recorded[0].level, Level::WARN);
         drop((first, second));
     }
 }
@@ -317,18 +320,18 @@ mod types {
         assert!(tokio::spawn(permit.release()).await.unwrap().unwrap());
         assert_eq!(deadline(lost).await.unwrap(), LossReason::Released);
 
-        let own = semaphore.clone();
+        let handle = semaphore.clone();
         let work = async move {
-            let fence = own.with(async |permit| {
+            let fence = handle.with(async |permit| {
                 tokio::task::yield_now().await;
                 permit.fence()
             });
             let fence = fence.await?;
-            let id = own.try_acquire().await?.expect("one is free").detach();
-            own.position(&id).await?;
-            own.locked().await?;
-            own.stats().await?;
-            own.release(&id).await?;
+            let id = handle.try_acquire().await?.expect("one is free").detach();
+            handle.position(&id).await?;
+            handle.locked().await?;
+            handle.stats().await?;
+            handle.release(&id).await?;
             client.stats().fetch().await?;
             client.close().await?;
             Ok::<_, Error>(fence)

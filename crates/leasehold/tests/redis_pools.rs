@@ -21,7 +21,7 @@ async fn encoders(url: &str, capacity: u32) -> Pool {
     connect(url).await.pool("encoders", capacity).ttl(TTL).build().unwrap()
 }
 
-fn told(success: bool, status: &str, current_count: i64, expired_count: i64) -> Outcome {
+fn outcome(success: bool, status: &str, current_count: i64, expired_count: i64) -> Outcome {
     Outcome { success, status: status.to_owned(), current_count, expired_count }
 }
 
@@ -31,21 +31,24 @@ async fn another_program_shares_a_pool_with_us() {
     let (ours, theirs) =
         (encoders(&server.url(), 2).await, Seed002::new(server.async_connection().await));
     assert_eq!(ours.acquire("a").await.unwrap().status, AcquireStatus::Acquired);
-    assert_eq!(theirs.acquire("encoders", "b", 2, 30).await.unwrap(), told(true, "acquired", 2, 0));
+    assert_eq!(
+        theirs.acquire("encoders", "b", 2, 30).await.unwrap(),
+        outcome(true, "acquired", 2, 0)
+    );
     // The pool is full for either program.
     assert_eq!(ours.acquire("c").await.unwrap().status, AcquireStatus::CapacityFull);
-    let full = told(false, "capacity_full", 2, 0);
+    let full = outcome(false, "capacity_full", 2, 0);
     assert_eq!(theirs.acquire("encoders", "c", 2, 30).await.unwrap(), full);
     // Each renews and counts what the other holds.
-    assert_eq!(theirs.renew("encoders", "a", 30).await.unwrap(), told(true, "renewed", 2, 0));
+    assert_eq!(theirs.renew("encoders", "a", 30).await.unwrap(), outcome(true, "renewed", 2, 0));
     assert_eq!(ours.renew("b").await.unwrap().status, RenewStatus::Renewed);
     assert_eq!(theirs.count("encoders", 30).await.unwrap(), (2, 0));
     assert_eq!(ours.count().await.unwrap().current_count, 2);
     // Each releases what the other holds.
-    assert_eq!(theirs.release("encoders", "a", 30).await.unwrap(), told(true, "released", 1, 0));
+    assert_eq!(theirs.release("encoders", "a", 30).await.unwrap(), outcome(true, "released", 1, 0));
     assert_eq!(ours.release("a").await.unwrap().status, ReleaseStatus::NotHeld);
     assert_eq!(ours.release("b").await.unwrap().status, ReleaseStatus::Released);
-    assert_eq!(theirs.renew("encoders", "b", 30).await.unwrap(), told(false, "not_held", 0, 0));
+    assert_eq!(theirs.renew("encoders", "b", 30).await.unwrap(), outcome(false, "not_held", 0, 0));
 }
 
 #[tokio::test]

@@ -57,12 +57,12 @@ async fn a_reader_sees_all(user: &str, reader: &str) {
 
     let refused =
         |what: Result<(), Error>| assert!(matches!(what, Err(Error::Refused { .. })), "{what:?}");
-    let own = reading.semaphore("api", 1).build().unwrap();
-    refused(deadline(own.acquire()).await.map(drop));
-    refused(deadline(own.try_acquire()).await.map(drop));
-    refused(deadline(own.pause().into_future()).await);
-    refused(deadline(own.set_capacity(5)).await);
-    refused(deadline(own.release(&held.id())).await.map(drop));
+    let semaphore = reading.semaphore("api", 1).build().unwrap();
+    refused(deadline(semaphore.acquire()).await.map(drop));
+    refused(deadline(semaphore.try_acquire()).await.map(drop));
+    refused(deadline(semaphore.pause().into_future()).await);
+    refused(deadline(semaphore.set_capacity(5)).await);
+    refused(deadline(semaphore.release(&held.id())).await.map(drop));
     refused(deadline(reading.lock("other").build().unwrap().try_acquire()).await.map(drop));
     refused(deadline(reading.pool("encoders", 2).build().unwrap().acquire("me")).await.map(drop));
     // The close reports the release that was refused.

@@ -50,8 +50,8 @@ fn of(
     id: AcquisitionId,
 ) -> Vec<(SemaphoreOperation, EventResult)> {
     let events = locked(events);
-    let own = events.iter().filter(|event| event.id == id);
-    own.map(|event| (event.operation, event.result)).collect()
+    let matching = events.iter().filter(|event| event.id == id);
+    matching.map(|event| (event.operation, event.result)).collect()
 }
 
 #[tokio::test]
@@ -110,7 +110,7 @@ async fn an_observer_of_a_pool_is_told_how_everything_ends() {
         deadline(pool.acquire("other")).await.unwrap();
         deadline(pool.renew("other")).await.unwrap();
         deadline(pool.release("raw")).await.unwrap();
-        let told: Vec<_> =
+        let reported: Vec<_> =
             locked(&events).drain(..).map(|e| (e.operation, e.result, e.instance_id)).collect();
         let raw = |operation| (operation, EventResult::Ok, "raw".to_owned());
         let other = |operation, result| (operation, result, "other".to_owned());
@@ -121,7 +121,7 @@ async fn an_observer_of_a_pool_is_told_how_everything_ends() {
             other(Renew, EventResult::NotHeld),
             raw(Release),
         ];
-        assert_eq!(told, expected);
+        assert_eq!(reported, expected);
 
         let lease = deadline(pool.lease("guard")).await.unwrap();
         eventually(async || locked(&events).iter().any(|event| event.operation == Renew)).await;
@@ -129,7 +129,7 @@ async fn an_observer_of_a_pool_is_told_how_everything_ends() {
         let lease = deadline(pool.try_lease("guard")).await.unwrap().unwrap();
         deadline(client.close()).await.unwrap();
         drop(lease);
-        let told: Vec<_> = locked(&events)
+        let reported: Vec<_> = locked(&events)
             .drain(..)
             .filter(|event| event.operation != Renew)
             .map(|event| (event.operation, event.result, event.held_for.is_some()))
@@ -140,7 +140,7 @@ async fn an_observer_of_a_pool_is_told_how_everything_ends() {
             (Acquire, EventResult::Ok, false),
             (Lose, EventResult::Lost(LossReason::Closed), true),
         ];
-        assert_eq!(told, expected);
+        assert_eq!(reported, expected);
     }
 }
 
@@ -203,11 +203,11 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Spans {
 
     fn on_event(&self, event: &tracing::Event<'_>, context: Context<'_, S>) {
         let Some(span) = context.event_span(event) else { return };
-        let mut told = Seen::default();
-        event.record(&mut told);
+        let mut recorded = Seen::default();
+        event.record(&mut recorded);
         if let Some(seen) = locked(&self.0).get_mut(&span.id().into_u64()) {
-            seen.events.extend(told.fields.remove("message"));
-            seen.event_fields.push(told.fields);
+            seen.events.extend(recorded.fields.remove("message"));
+            seen.event_fields.push(recorded.fields);
         }
     }
 
@@ -230,7 +230,7 @@ impl Spans {
             seen.span == span
                 && fields
                     .iter()
-                    .all(|(key, value)| seen.fields.get(key).is_some_and(|own| own == value))
+                    .all(|(key, value)| seen.fields.get(key).is_some_and(|field| field == value))
         };
         all.values().filter(matches).cloned().collect()
     }

@@ -96,7 +96,7 @@ impl Simulated {
     pub(crate) fn evict(&self, name: &Name, id: AcquisitionId) {
         let nobody = ClientId::from_bits(u64::MAX);
         let mut world = self.world();
-        world.apply(name, nobody, &[Command::Release { id, known: ReleaseHint::Nothing }]);
+        world.apply(name, nobody, &[Command::Release { id, hint: ReleaseHint::Nothing }]);
         world.clients[&id.client()](Event::Evicted(name.clone(), id));
     }
 

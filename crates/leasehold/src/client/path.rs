@@ -64,8 +64,8 @@ mod tests {
         assert_eq!(expand("/a/~/x.db", None).unwrap(), Path::new("/a/~/x.db"));
         assert_eq!(expand("./~/x.db", None).unwrap(), Path::new("./~/x.db"));
         for (path, home) in [("~/x.db", None), ("~joe/x.db", Some("/home/u")), ("~", Some("/h"))] {
-            let said = expand(path, home).unwrap_err().to_string();
-            assert!(said.contains(&format!("or sqlite:./{path} for")), "{said}");
+            let message = expand(path, home).unwrap_err().to_string();
+            assert!(message.contains(&format!("or sqlite:./{path} for")), "{message}");
         }
     }
 

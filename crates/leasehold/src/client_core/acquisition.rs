@@ -37,7 +37,7 @@ pub(super) struct Acquisition<T> {
     /// The delivery of its enqueue.
     pub(super) delivery: Delivery,
     /// Whether the store has answered any command about it.
-    pub(super) known: bool,
+    pub(super) was_answered: bool,
     /// Whether one of its enqueues may have been applied, or may still be applied, without an answer.
     pub(super) doubtful: bool,
     /// Which of its commands are in [`unsent`](super::NameCore::unsent) or [`renewals`](super::NameCore::renewals).
@@ -78,7 +78,7 @@ impl<T> Acquisition<T> {
             began,
             phase: Phase::Waiting,
             delivery: Delivery::Unsent,
-            known: false,
+            was_answered: false,
             doubtful: false,
             wants_enqueue: false,
             wants_renewal: false,
@@ -137,7 +137,7 @@ pub(crate) fn why_ended(
 #[derive(Clone, Debug)]
 pub(super) struct PendingRelease<T> {
     pub(super) delivery: Delivery,
-    pub(super) known: ReleaseHint,
+    pub(super) hint: ReleaseHint,
     /// See [`Acquisition::doubtful`].
     pub(super) doubtful: bool,
     /// Whether an answer about the id arrived after the release was sent, so that the id is released once more.

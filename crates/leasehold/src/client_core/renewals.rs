@@ -130,8 +130,8 @@ impl<T: Clone> NameCore<T> {
         now: Moment,
     ) {
         let Some((_, first)) = self.waiting.first_key_value() else { return };
-        let known = self.place_of_first.filter(|(id, ..)| id == first);
-        let place = known.map_or(Place::default(), |(_, place, _)| place);
+        let learnt = self.place_of_first.filter(|(id, ..)| id == first);
+        let place = learnt.map_or(Place::default(), |(_, place, _)| place);
         let next_expiry =
             next_expiry.map(|delay| timing::jittered(delay, (self.spread)(now.micros())));
         let at = now + timing::question(place, foreign, next_expiry);
@@ -152,7 +152,7 @@ impl<T: Clone> NameCore<T> {
 
     /// Records how many waiters are ahead of our first one.
     pub(super) fn learn_place(&mut self, id: AcquisitionId, ahead: usize, now: Moment) {
-        let before = self.place_of_first.filter(|(known, ..)| *known == id);
+        let before = self.place_of_first.filter(|(first, ..)| *first == id);
         let moved = before
             .map(|(_, before, at)| (before.ahead.saturating_sub(ahead), now.saturating_since(at)));
         self.place_of_first = Some((id, Place { ahead, moved }, now));

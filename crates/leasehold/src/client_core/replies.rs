@@ -84,7 +84,7 @@ impl<T: Clone> NameCore<T> {
             } else {
                 acquisition.delivery = Delivery::Answered;
             }
-            acquisition.known = true;
+            acquisition.was_answered = true;
             if renews && acquisition.is_held() {
                 let result = Ok(!matches!(outcome, Outcome::Gone | Outcome::Cancelled));
                 let owner = acquisition.owner.clone();
@@ -107,7 +107,7 @@ impl<T: Clone> NameCore<T> {
             match self.acquisitions.get_mut(&id) {
                 Some(acquisition) => {
                     acquisition.delivery = Delivery::Answered;
-                    acquisition.known = true;
+                    acquisition.was_answered = true;
                 }
                 None => self.ensure_released(id, false, now),
             }
@@ -423,7 +423,7 @@ impl<T: Clone> NameCore<T> {
             is_recent.then_some((held, granted_at))
         });
         let Some((held, granted_at)) = trusted else { return self.claim(id, now) };
-        acquisition.known = true;
+        acquisition.was_answered = true;
         let limited = terms.lease.is_some() && held.valid_for == terms.ttl;
         self.hold(id, &held, limited, granted_at, now);
         // The queue has moved, so the new first waiter may be close to the head.

@@ -177,8 +177,8 @@ fn a_holder_that_may_be_in_the_queue_is_looked_for_there() {
         client.answer(&enqueue, reply(vec![outcome]));
         client.core.end(id, true, client.now);
         let release = client.take();
-        let [Command::Release { known, .. }] = release[..] else { panic!("{release:?}") };
-        assert_eq!(known == ReleaseHint::Nothing, queued_again, "{known:?}");
+        let [Command::Release { hint, .. }] = release[..] else { panic!("{release:?}") };
+        assert_eq!(hint == ReleaseHint::Nothing, queued_again, "{hint:?}");
     }
 }
 

@@ -64,7 +64,7 @@ impl<T: Clone> NameCore<T> {
         let mut releases: Vec<_> = self.releases.iter().collect();
         releases.sort_unstable_by_key(|(id, _)| **id);
         for (id, release) in releases {
-            let known = match release.known {
+            let hint = match release.hint {
                 ReleaseHint::Unused if scale.is_rated => 1,
                 ReleaseHint::Held { .. } if scale.is_pipelined => 2,
                 _ => 0,
@@ -72,7 +72,7 @@ impl<T: Clone> NameCore<T> {
             let is_sent = release.delivery == Delivery::Sent;
             let again = repeated.contains(&Timer::ReleaseAgain(*id));
             let doubtful = release.doubtful && scale.is_pipelined;
-            view.extend([2, (scale.id)(*id), known]);
+            view.extend([2, (scale.id)(*id), hint]);
             view.push(flags(&[is_sent, doubtful, release.again, again]));
             view.push(release.until.map_or(0, |until| (scale.repeated_until)(*id, until)));
         }
@@ -99,7 +99,7 @@ impl<T: Clone> NameCore<T> {
     /// Whether a timer is set that renews this id.
     fn is_renewed(&self, id: AcquisitionId) -> bool {
         let is_first = self.waiting.first_key_value().is_some_and(|(_, first)| *first == id);
-        let renew_at = self.acquisitions.get(&id).and_then(|own| own.renew_at);
+        let renew_at = self.acquisitions.get(&id).and_then(|acquisition| acquisition.renew_at);
         renew_at.is_some() || is_first && self.query_at.is_some()
     }
 
@@ -129,9 +129,9 @@ impl<T: Clone> NameCore<T> {
 
     /// Whether the last enqueue of this id was answered, and none has to be sent.
     pub(crate) fn is_answered(&self, id: AcquisitionId) -> bool {
-        self.acquisitions
-            .get(&id)
-            .is_some_and(|own| own.delivery == Delivery::Answered && !own.wants_enqueue)
+        self.acquisitions.get(&id).is_some_and(|acquisition| {
+            acquisition.delivery == Delivery::Answered && !acquisition.wants_enqueue
+        })
     }
 
     /// Whether this id is being released, and waits for an answer.

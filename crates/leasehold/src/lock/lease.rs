@@ -136,11 +136,11 @@ impl Protocol for LockProtocol {
                 LockCommand::Extend { id, key: Some(key), ttl: self.spec.ttl, only_longer: true }
             }
             command => {
-                let known = matches!(
+                let is_certain = matches!(
                     command,
-                    Some(Command::Release { known: ReleaseHint::Held { .. }, .. })
+                    Some(Command::Release { hint: ReleaseHint::Held { .. }, .. })
                 );
-                let held = known && now.micros() < self.held_until.load(Ordering::Acquire);
+                let held = is_certain && now.micros() < self.held_until.load(Ordering::Acquire);
                 LockCommand::Release { id, key: Some(key), held }
             }
         });

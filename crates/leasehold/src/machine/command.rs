@@ -88,7 +88,7 @@ pub(crate) enum Command {
     /// Removes an id, whether it holds or waits. Repeating it is harmless. If another client removes a waiter, renewals
     /// of that waiter are answered `Cancelled` for a while.
     #[cfg_attr(not(any(test, feature = "redis")), allow(dead_code))]
-    Release { id: AcquisitionId, known: ReleaseHint },
+    Release { id: AcquisitionId, hint: ReleaseHint },
     /// Changes the limits. `capacity` is the capacity that the sender has declared, if it has declared one.
     Steer { capacity: Option<u32>, steer: Steer },
     /// Does only what every command does: expire and grant.

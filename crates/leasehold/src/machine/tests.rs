@@ -36,7 +36,7 @@ enum Step {
     Enqueue { who: Who, declared: Declared, wait: bool, terms: Terms, share: Share },
     Steer { client: u64, capacity: Option<u32>, steer: Steer },
     Renew { who: Who, terms: Terms },
-    Release { who: Who, known: ReleaseHint },
+    Release { who: Who, hint: ReleaseHint },
     Sweep { client: u64 },
     Pass { micros: u64 },
     Reach { client: u64, reachable: bool },
@@ -78,7 +78,7 @@ pub(crate) fn share() -> impl Strategy<Value = Share> {
 }
 
 /// What a client may know about an id. `ReleaseHint::Held` is left out, because the machine does not need it.
-fn known() -> impl Strategy<Value = ReleaseHint> {
+fn hint() -> impl Strategy<Value = ReleaseHint> {
     prop_oneof![3 => Just(ReleaseHint::Nothing), 1 => Just(ReleaseHint::Unused)]
 }
 
@@ -105,7 +105,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (0..3_u64, prop::option::of(1..5_u32), steer(1))
             .prop_map(|(client, capacity, steer)| Step::Steer { client, capacity, steer }),
         4 => (who(), terms()).prop_map(|(who, terms)| Step::Renew { who, terms }),
-        4 => (who(), known()).prop_map(|(who, known)| Step::Release { who, known }),
+        4 => (who(), hint()).prop_map(|(who, hint)| Step::Release { who, hint }),
         1 => (0..3_u64).prop_map(|client| Step::Sweep { client }),
         3 => (0..120_u64).prop_map(|micros| Step::Pass { micros }),
         2 => (0..3_u64, any::<bool>())
@@ -155,13 +155,13 @@ impl Members {
     /// The members that have not expired.
     fn at(&self, now: Time) -> Self {
         let lasts = |id: &AcquisitionId| self.ends.get(id).is_none_or(|ends| now < *ends);
-        let mut own = self.clone();
-        own.holders.retain(|id, _| lasts(id));
-        own.waiters.retain(lasts);
-        own.weights.retain(|id, _| lasts(id));
-        own.slots.retain(|id, _| lasts(id));
-        own.ends.retain(|_, ends| now < *ends);
-        own
+        let mut left = self.clone();
+        left.holders.retain(|id, _| lasts(id));
+        left.waiters.retain(lasts);
+        left.weights.retain(|id, _| lasts(id));
+        left.slots.retain(|id, _| lasts(id));
+        left.ends.retain(|_, ends| now < *ends);
+        left
     }
 
     fn of(machine: &Machine) -> Self {
@@ -213,7 +213,7 @@ impl World {
             }
             Step::Steer { client, capacity, steer } => (client, Command::Steer { capacity, steer }),
             Step::Renew { who, terms } => (who.client, Command::Renew { id: who.id(), terms }),
-            Step::Release { who, known } => (who.client, Command::Release { id: who.id(), known }),
+            Step::Release { who, hint } => (who.client, Command::Release { id: who.id(), hint }),
         };
         Some(self.send(Who { client, number: 0 }.id().client(), command))
     }
@@ -228,9 +228,9 @@ impl World {
                 now: self.now,
                 confirm_within: Span::from_micros(50),
                 wake: &mut |id, held| {
-                    let heard = !self.out_of_reach.contains(&id.client());
-                    woken.extend(heard.then_some((id, *held)));
-                    heard.into()
+                    let is_reached = !self.out_of_reach.contains(&id.client());
+                    woken.extend(is_reached.then_some((id, *held)));
+                    is_reached.into()
                 },
                 effects: &mut effects,
             },
@@ -283,8 +283,8 @@ fn starts(steps: Vec<Step>) -> Result<Vec<Start>, TestCaseError> {
         for (id, fence) in &seen.before.holders {
             let gone = seen.after.holders.get(id) != Some(fence);
             let unused = match seen.command {
-                Command::Release { id: released, known } if released == *id => {
-                    known == ReleaseHint::Unused
+                Command::Release { id: released, hint } if released == *id => {
+                    hint == ReleaseHint::Unused
                 }
                 _ => seen.was_over(*id) && unclaimed.get(id) == Some(fence),
             };
@@ -330,9 +330,9 @@ proptest! {
             if let Command::Steer { .. } = seen.command {
                 limits.push(&seen.limits);
             }
-            let capacity = limits.iter().map(|own| own.capacity() as usize).max().unwrap();
+            let capacity = limits.iter().map(|limits| limits.capacity() as usize).max().unwrap();
             prop_assert!(!granted || held <= capacity, "{held} of {capacity} after a grant");
-            let paused = limits.iter().all(|own| own.paused.is_some());
+            let paused = limits.iter().all(|limits| limits.paused.is_some());
             prop_assert!(!granted || !paused, "a grant during a pause");
             Ok(())
         })?;
@@ -447,8 +447,8 @@ proptest! {
                 Command::Enqueue { id, .. }
                     if matches!(seen.outcome, Outcome::TooHeavy { .. })
                         && !seen.before.weights.contains_key(id) => {}
-                Command::Enqueue { declared: own, .. } if own.is_new || declared == 0 => {
-                    declared = own.capacity;
+                Command::Enqueue { declared: new, .. } if new.is_new || declared == 0 => {
+                    declared = new.capacity;
                 }
                 Command::Steer { steer: Steer::Forget, .. }
                     if seen.outcome == Outcome::Steered(Steered::Done) =>
@@ -461,8 +461,8 @@ proptest! {
                         declared = capacity.unwrap_or_default();
                     }
                     match steer {
-                        Steer::Declare(own) if pinned.is_none() => declared = *own,
-                        Steer::Pin(own) => pinned = Some(*own),
+                        Steer::Declare(capacity) if pinned.is_none() => declared = *capacity,
+                        Steer::Pin(capacity) => pinned = Some(*capacity),
                         Steer::Unpin => pinned = None,
                         _ => {}
                     }
@@ -610,7 +610,7 @@ proptest! {
                     "{id} holds beyond {until:?}, at {:?}", seen.now);
             }
             promised.retain(|id, _| seen.after.holders.contains_key(id));
-            let told = match (&seen.command, seen.outcome) {
+            let answered = match (&seen.command, seen.outcome) {
                 (Command::Enqueue { id, .. } | Command::Renew { id, .. },
                     Outcome::Held(held)) => Some((*id, held)),
                 _ => None,
@@ -621,7 +621,7 @@ proptest! {
                 let ends = seen.after.ends.get(id).map(|ends| *ends - seen.now);
                 (*id, Held { valid_for: held.valid_for.into_iter().chain(ends).min(), ..*held })
             });
-            let all = granted.chain(told).chain(woken);
+            let all = granted.chain(answered).chain(woken);
             for (id, held) in all.filter(|(id, _)| Some(*id) != seen.released()) {
                 promised.insert(id, held.valid_for.map(|valid_for| seen.now + valid_for));
             }
@@ -634,7 +634,7 @@ proptest! {
         let mut world = watch(steps, |_, _| Ok(()))?;
         for client in 0..3 {
             for number in 0..12 {
-                world.take(Step::Release { who: Who { client, number }, known: ReleaseHint::Nothing });
+                world.take(Step::Release { who: Who { client, number }, hint: ReleaseHint::Nothing });
             }
         }
         prop_assert!(world.machine.is_empty());
@@ -646,17 +646,17 @@ proptest! {
     #[test]
     fn each_grant_is_reported_exactly_once(steps in vec(step(), 1..120)) {
         watch(steps, |_, seen| {
-            let mut told: Vec<_> = seen.woken.iter().map(|(id, _)| *id).collect();
-            told.extend(seen.effects.granted.iter().map(|(id, ..)| *id));
+            let mut notified: Vec<_> = seen.woken.iter().map(|(id, _)| *id).collect();
+            notified.extend(seen.effects.granted.iter().map(|(id, ..)| *id));
             // An id can be granted first and then released by the same command.
-            told.retain(|id| Some(*id) != seen.released());
-            told.sort_unstable();
+            notified.retain(|id| Some(*id) != seen.released());
+            notified.sort_unstable();
             let moved_up = |id: &&AcquisitionId| {
                 seen.after.holders.contains_key(id) && !seen.was_over(**id)
             };
             let mut promoted: Vec<_> = seen.before.waiters.iter().filter(moved_up).copied().collect();
             promoted.sort_unstable();
-            prop_assert_eq!(told, promoted);
+            prop_assert_eq!(notified, promoted);
             // A wake-up says what the store has, and only the sender's own grants are in the reply.
             for (id, held) in &seen.woken {
                 prop_assert_eq!(seen.after.holders.get(id), Some(&held.fence));
@@ -679,7 +679,7 @@ proptest! {
             for (from, is_another) in [(id.client(), false), (ClientId::from_bits(9), true)] {
                 let (machine, out_of_reach) = (world.machine.clone(), BTreeSet::new());
                 let mut world = World { machine, now: seen.now, out_of_reach };
-                let removed = world.send(from, Command::Release { id, known: ReleaseHint::Nothing });
+                let removed = world.send(from, Command::Release { id, hint: ReleaseHint::Nothing });
                 prop_assert_eq!(removed.outcome, Outcome::Removed(Role::Waiter));
                 let renewed = |world: &mut World| {
                     world.send(id.client(), Command::Renew { id, terms }).outcome

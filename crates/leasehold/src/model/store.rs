@@ -223,7 +223,7 @@ impl State {
         let mut call = Circumstances { from: Some(from), now, confirm_within, wake, effects };
         let outcome = match command {
             // As in the scripts: they do not look for a holder among the waiters.
-            Command::Release { id, known: ReleaseHint::Held { .. } }
+            Command::Release { id, hint: ReleaseHint::Held { .. } }
                 if store.machine.position(*id).is_some() =>
             {
                 let Ok(_) = store.machine.apply(&Command::Sweep, &mut call);
@@ -258,7 +258,7 @@ impl State {
         // If the outcome of an enqueue is not known, the waiter may be in the queue once more.
         let is_certain = self.clients[slot(id)].core.is_answered(id)
             && !self.wire.iter().flat_map(Message::enqueues).any(|other| other == id);
-        let command = Command::Release { id, known: ReleaseHint::Nothing };
+        let command = Command::Release { id, hint: ReleaseHint::Nothing };
         self.apply(OPERATOR, &command, &mut Effects::default());
         if let (true, Some(patience)) = (is_certain, world.terms.patience()) {
             let until = self.store_time() + patience;

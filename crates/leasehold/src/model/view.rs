@@ -266,9 +266,9 @@ impl<'a> Scale<'a> {
                 Command::Renew { .. } => {
                     1 + u8::from(client.core.held_since(id).is_some_and(|at| at < request.sent))
                 }
-                Command::Release { known: ReleaseHint::Nothing, .. } => 3,
-                Command::Release { known: ReleaseHint::Unused, .. } => 4,
-                Command::Release { known: ReleaseHint::Held { .. }, .. } => 5,
+                Command::Release { hint: ReleaseHint::Nothing, .. } => 3,
+                Command::Release { hint: ReleaseHint::Unused, .. } => 4,
+                Command::Release { hint: ReleaseHint::Held { .. }, .. } => 5,
                 Command::Steer { .. } | Command::Sweep => 6,
             };
             view.extend([kind, number(id)]);

@@ -201,7 +201,7 @@ impl Simulation<'_> {
             let calm = process.connection.is_some() && process.silent.is_none();
             calm && process.existing_core(thing).is_some_and(|core| core.is_answered(id))
         });
-        self.apply(thing, OPERATOR, &[Command::Release { id, known: ReleaseHint::Nothing }]);
+        self.apply(thing, OPERATOR, &[Command::Release { id, hint: ReleaseHint::Nothing }]);
         if let (true, Some(ends)) = (is_certain, ends) {
             let left = ends.since(self.store_time()).as_micros();
             let until = self.now + u64::try_from(left).unwrap_or(0);

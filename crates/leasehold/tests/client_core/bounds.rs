@@ -125,9 +125,9 @@ async fn a_name_that_cannot_be_read_on_one_host_leaves_the_others_alone() {
     for _ in 0..20 {
         let mut wrong = ByHand::new(bad.acquire());
         let _ = wrong.poll();
-        let mut waits: Vec<_> = good.iter().map(|own| ByHand::new(own.acquire())).collect();
-        for own in &mut waits {
-            let _ = own.poll();
+        let mut waits: Vec<_> = good.iter().map(|wait| ByHand::new(wait.acquire())).collect();
+        for wait in &mut waits {
+            let _ = wait.poll();
         }
         drop(waits);
         for semaphore in &good {

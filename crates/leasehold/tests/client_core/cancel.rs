@@ -50,9 +50,9 @@ async fn acquires_dropped_while_reconnecting_leave_nothing_held() {
             }
         }
         // This acquire waits until a reply is lost, so that every round loses one.
-        let kept = tokio::spawn(semaphores[round].acquire());
+        let acquiring = tokio::spawn(semaphores[round].acquire());
         eventually(async || proxy.traffic().lost > before.lost).await;
-        kept.abort();
+        acquiring.abort();
         proxy.heal();
         proxy.until(|traffic| traffic.connections > 0).await;
 

@@ -28,8 +28,8 @@ fn queue_up(server: &RedisServer) {
 
 fn connections(server: &RedisServer) -> Vec<String> {
     let list: String = ask(server, &["CLIENT", "LIST"]);
-    let own = list.lines().filter(|line| !line.contains("user=fixture"));
-    own.filter_map(|line| line.split(' ').next()).map(str::to_owned).collect()
+    let users = list.lines().filter(|line| !line.contains("user=fixture"));
+    users.filter_map(|line| line.split(' ').next()).map(str::to_owned).collect()
 }
 
 #[tokio::test]

@@ -71,8 +71,8 @@ async fn panic_once(client: &Client, other: &Client, granted: bool) {
 /// Checks that `client`, whose wakers panic, still works. `other` shares its store.
 async fn survives_panicking_wakers(client: &Client, other: &Client, granted: bool) {
     const HEARTBEAT: Duration = Duration::from_secs(2);
-    let kept = client.semaphore("kept", 1).heartbeat_max_interval(HEARTBEAT);
-    let kept = acquire(&kept.build().unwrap()).await;
+    let renewed_permit = client.semaphore("kept", 1).heartbeat_max_interval(HEARTBEAT);
+    let renewed_permit = acquire(&renewed_permit.build().unwrap()).await;
     // More panics than the number of batches that one name has in flight.
     for _ in 0..3 {
         panic_once(client, other, granted).await;
@@ -86,9 +86,9 @@ async fn survives_panicking_wakers(client: &Client, other: &Client, granted: boo
         assert!(within(HUNG, first.release()).await.unwrap());
     }
     // Permits that were held before are still held and renewed.
-    let renewed = || kept.valid_until().is_none_or(|until| until > panicked + HEARTBEAT);
+    let renewed = || renewed_permit.valid_until().is_none_or(|until| until > panicked + HEARTBEAT);
     eventually(async || {
-        kept.check().unwrap();
+        renewed_permit.check().unwrap();
         renewed()
     })
     .await;
@@ -203,11 +203,11 @@ async fn under_a_panicking_listener(url: &str) {
 }
 
 async fn reconnect_under_a_panicking_listener(url: &str) {
-    let mut told = child::lines_from_test();
+    let mut from_test = child::lines_from_test();
     let events = listen();
     let client = Client::open(url).await.unwrap();
     child::say("connected");
-    told.recv().await;
+    from_test.recv().await;
     child::say(&format!("acquire: {}", outcome(one(&client).acquire()).await));
     child::say(&format!("panicked: {}", events.load(Ordering::SeqCst) > 0));
 }
@@ -248,28 +248,28 @@ async fn without_threads(arguments: &[&str]) {
     say_outcome("connect", async move { Client::open(&url).await }).await;
     say_outcome("local", async move { Client::local(path).await }).await;
     let client = Client::memory();
-    let own = client.clone();
-    say_outcome("acquire", async move { own.semaphore(NAME, 1).build()?.acquire().await }).await;
-    let own = client.clone();
+    let handle = client.clone();
+    say_outcome("acquire", async move { handle.semaphore(NAME, 1).build()?.acquire().await }).await;
+    let handle = client.clone();
     let limited = async move {
-        let semaphore = own.semaphore("busy", 1).build()?;
+        let semaphore = handle.semaphore("busy", 1).build()?;
         let _held = semaphore.acquire().await?;
         semaphore.acquire().within(MOMENT).await
     };
     say_outcome("waiting acquire", limited).await;
-    let own = client.clone();
+    let handle = client.clone();
     let ending = async move {
-        let permit = own.semaphore("ends", 1).ttl(MOMENT).build()?.acquire().await?;
+        let permit = handle.semaphore("ends", 1).ttl(MOMENT).build()?.acquire().await?;
         permit.lost().await;
         Ok(())
     };
     say_outcome("ttl", ending).await;
-    let own = client.clone();
-    say_outcome("lock", async move { own.lock(NAME).build()?.acquire().await }).await;
-    let own = client.clone();
-    say_outcome("lease", async move { own.pool(NAME, 1).build()?.lease("a").await }).await;
-    let own = client.clone();
-    say_outcome("statistics", async move { own.stats().fetch().await }).await;
+    let handle = client.clone();
+    say_outcome("lock", async move { handle.lock(NAME).build()?.acquire().await }).await;
+    let handle = client.clone();
+    say_outcome("lease", async move { handle.pool(NAME, 1).build()?.lease("a").await }).await;
+    let handle = client.clone();
+    say_outcome("statistics", async move { handle.stats().fetch().await }).await;
     say_outcome("close", async move { client.close().await }).await;
     child::say("end");
 }
@@ -288,14 +288,14 @@ async fn nothing_hangs_or_panics_if_no_thread_can_be_started() {
     let server = RedisServer::start();
     let store = LocalStore::new();
     fs::set_permissions(store.directory(), Permissions::from_mode(0o755)).unwrap();
-    let own = store.directory().join("own");
-    fs::create_dir(&own).unwrap();
-    fs::set_permissions(&own, Permissions::from_mode(0o700)).unwrap();
-    let (url, path) = (server.url(), own.join("store"));
+    let its_directory = store.directory().join("own");
+    fs::create_dir(&its_directory).unwrap();
+    fs::set_permissions(&its_directory, Permissions::from_mode(0o700)).unwrap();
+    let (url, path) = (server.url(), its_directory.join("store"));
     let arguments = [url.as_str(), path.to_str().unwrap()];
     // The limit does not apply to root.
     let child = if rustix::process::geteuid().is_root() {
-        chown(&own, Some(NOBODY), Some(NOBODY)).unwrap();
+        chown(&its_directory, Some(NOBODY), Some(NOBODY)).unwrap();
         Child::start_as(NOBODY, "no threads", &arguments)
     } else {
         Some(Child::start("no threads", &arguments))
@@ -303,23 +303,23 @@ async fn nothing_hangs_or_panics_if_no_thread_can_be_started() {
     let Some(mut child) = child else {
         return eprintln!("skipped: no other user may run this test");
     };
-    let mut said = Vec::new();
+    let mut lines = Vec::new();
     loop {
         let line = deadline(async { child.says().await }).await;
         match line.as_str() {
             "end" => break,
             line if line.starts_with("skipped") => return eprintln!("{line}"),
-            line => said.push(line.to_owned()),
+            line => lines.push(line.to_owned()),
         }
     }
     let outcome = |what: &str| {
-        let line = said.iter().find_map(|line| line.strip_prefix(what)?.strip_prefix(": "));
-        line.unwrap_or_else(|| panic!("{what} is missing: {said:?}"))
+        let line = lines.iter().find_map(|line| line.strip_prefix(what)?.strip_prefix(": "));
+        line.unwrap_or_else(|| panic!("{what} is missing: {lines:?}"))
     };
-    let bad = said.iter().filter(|line| line.ends_with(": hung") || line.ends_with(": panicked"));
-    assert_eq!(bad.collect::<Vec<_>>(), Vec::<&String>::new(), "{said:?}");
+    let bad = lines.iter().filter(|line| line.ends_with(": hung") || line.ends_with(": panicked"));
+    assert_eq!(bad.collect::<Vec<_>>(), Vec::<&String>::new(), "{lines:?}");
     for needs_the_thread in ["connect", "local", "waiting acquire"] {
-        assert_ne!(outcome(needs_the_thread), "done", "{said:?}");
+        assert_ne!(outcome(needs_the_thread), "done", "{lines:?}");
     }
     assert_eq!(held_and_waiting(&one(&connect(&url).await)).await, (0, 0));
 }

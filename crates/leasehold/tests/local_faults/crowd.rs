@@ -118,8 +118,8 @@ async fn many_processes_share_and_some_are_killed() {
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();
     files.sort();
-    let own = client.id().to_string();
-    let mut expected = [own.clone(), format!("{own}.wake"), "turn".to_owned()];
+    let client_id = client.id().to_string();
+    let mut expected = [client_id.clone(), format!("{client_id}.wake"), "turn".to_owned()];
     expected.sort();
     assert_eq!(files, expected);
 

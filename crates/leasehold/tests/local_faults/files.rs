@@ -433,26 +433,32 @@ fn give(path: &Path, mode: u32) {
 async fn a_store_without_write_permission_is_refused() {
     let store = LocalStore::new();
     fs::set_permissions(store.directory(), Permissions::from_mode(0o755)).unwrap();
-    let own = store.directory().join("own");
-    fs::create_dir(&own).unwrap();
-    give(&own, 0o500);
-    let Some(said) = as_nobody(&own.join("store")).await else {
+    let its_directory = store.directory().join("own");
+    fs::create_dir(&its_directory).unwrap();
+    give(&its_directory, 0o500);
+    let Some(message) = as_nobody(&its_directory.join("store")).await else {
         return eprintln!("skipped: no other user may run this test");
     };
-    assert!(said.starts_with("AuthFailed: ") && said.contains("that you can write to"), "{said}");
-    assert!(said.contains(own.to_str().unwrap()), "{said}");
+    assert!(
+        message.starts_with("AuthFailed: ") && message.contains("that you can write to"),
+        "{message}"
+    );
+    assert!(message.contains(its_directory.to_str().unwrap()), "{message}");
     // A directory that the user may not even enter.
     let closed = store.directory().join("closed");
     fs::create_dir(&closed).unwrap();
     fs::set_permissions(&closed, Permissions::from_mode(0o000)).unwrap();
-    let said = as_nobody(&closed.join("store")).await.unwrap();
-    assert!(said.starts_with("AuthFailed: "), "{said}");
+    let message = as_nobody(&closed.join("store")).await.unwrap();
+    assert!(message.starts_with("AuthFailed: "), "{message}");
 
-    give(&own, 0o700);
-    assert_eq!(as_nobody(&own.join("store")).await.unwrap(), "opened");
-    give(&own.join("store"), 0o400);
-    let said = as_nobody(&own.join("store")).await.unwrap();
-    assert!(said.starts_with("AuthFailed: ") && said.contains("cannot be written"), "{said}");
+    give(&its_directory, 0o700);
+    assert_eq!(as_nobody(&its_directory.join("store")).await.unwrap(), "opened");
+    give(&its_directory.join("store"), 0o400);
+    let message = as_nobody(&its_directory.join("store")).await.unwrap();
+    assert!(
+        message.starts_with("AuthFailed: ") && message.contains("cannot be written"),
+        "{message}"
+    );
 }
 
 #[tokio::test]

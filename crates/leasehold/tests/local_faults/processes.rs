@@ -16,14 +16,14 @@ const RATED: &str = "rated";
 
 /// In the child: plays the named part.
 pub(crate) async fn play(part: &str, arguments: &[&str]) {
-    let mut told = child::lines_from_test();
+    let mut from_test = child::lines_from_test();
     let client = Client::local(arguments[0]).await.unwrap();
     let semaphore = one(&client);
     match part {
         "holder" => {
             let permit = acquire(&semaphore).await;
             child::say(&permit.id().to_string());
-            while told.recv().await.is_some() {
+            while from_test.recv().await.is_some() {
                 permit.check().expect("it is held");
                 child::say("holds");
             }
@@ -57,7 +57,7 @@ pub(crate) async fn play(part: &str, arguments: &[&str]) {
             let lifeline = client.lifeline().unwrap().try_clone_to_owned().unwrap();
             let mut heir = Command::new("sleep").arg("60").stdin(lifeline).spawn().unwrap();
             child::say(&heir.id().to_string());
-            told.recv().await;
+            from_test.recv().await;
             drop(permit);
             heir.wait().unwrap();
         }

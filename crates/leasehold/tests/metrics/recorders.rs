@@ -120,7 +120,7 @@ async fn a_recorder_that_calls_back_finds_no_lock_held() {
                 CALLED.set(false);
             }
         }));
-        everything(&store, &recorder, |own| drop(semaphore.set(own.clone()))).await;
+        everything(&store, &recorder, |used| drop(semaphore.set(used.clone()))).await;
         eventually(async || calls.load(Ordering::Relaxed) > 5).await;
     }
 }

@@ -40,13 +40,13 @@ impl Load {
         for _ in 0..3 {
             let client = connect(cluster).await;
             for _ in 0..4 {
-                let own = semaphore(&client, name, capacity);
+                let contended = semaphore(&client, name, capacity);
                 let (stop, most, grants) =
                     (load.stop.clone(), load.most.clone(), load.grants.clone());
                 let holding = holding.clone();
                 load.tasks.spawn(async move {
                     while !stop.load(Ordering::Relaxed) {
-                        let permit = deadline(own.acquire()).await.unwrap();
+                        let permit = deadline(contended.acquire()).await.unwrap();
                         let now = holding.fetch_add(1, Ordering::SeqCst) + 1;
                         most.fetch_max(now, Ordering::SeqCst);
                         tokio::task::yield_now().await;
@@ -92,7 +92,7 @@ pub(super) async fn hands_over(
     let listens = async || {
         let node = cluster.node(primary);
         let channels = testkit::wait::blocking(move || node.shard_channels()).await;
-        channels.iter().any(|own| own.starts_with(&channel))
+        channels.iter().any(|channel_there| channel_there.starts_with(&channel))
     };
     eventually(listens).await;
     held.release().await.unwrap();
@@ -173,9 +173,9 @@ async fn a_grant_that_no_replica_has_copied_is_lost() {
     let replica = cluster.replica_of(0);
     cut_off(&cluster, replica).await;
     let lease = Duration::from_secs(10);
-    let own = client.semaphore(&name, 1).lease(lease).build().unwrap();
-    let held = acquire(&own).await;
-    let waiter = tokio::spawn(own.acquire());
+    let contended = client.semaphore(&name, 1).lease(lease).build().unwrap();
+    let held = acquire(&contended).await;
+    let waiter = tokio::spawn(contended.acquire());
     cluster.kill(0);
     cluster.blocking(|cluster| cluster.wait_failover(0, WITHIN)).await;
     deadline(held.lost()).await;
@@ -225,9 +225,14 @@ async fn a_node_that_stands_still_keeps_no_call_beyond_its_limit() {
     }
     let pool = client.pool(&still, 1).build().unwrap();
     cluster.pause(0);
-    let (lock, own) = (client.locks(), semaphore(&client, &still, 1));
+    let (lock, contended) = (client.locks(), semaphore(&client, &still, 1));
     let failed = deadline(async {
-        tokio::join!(lock.is_locked(&still), own.try_acquire(), pool.acquire("one"), own.stats())
+        tokio::join!(
+            lock.is_locked(&still),
+            contended.try_acquire(),
+            pool.acquire("one"),
+            contended.stats()
+        )
     });
     let (locked, tried, leased, stats) = failed.await;
     let errors = [locked.unwrap_err(), tried.unwrap_err(), leased.unwrap_err(), stats.unwrap_err()];

@@ -81,10 +81,10 @@ async fn the_failover_of_a_primary_that_hangs_is_noticed() {
     let cluster = RedisCluster::start();
     let builder = Client::redis_builder(&cluster.url()).answer_timeout(Duration::from_secs(18));
     let client = deadline(builder.open()).await.unwrap();
-    let own = semaphore(&client, &name_on(&cluster, 0, "hangs"), 1);
-    acquire(&own).await.release().await.unwrap();
+    let semaphore = semaphore(&client, &name_on(&cluster, 0, "hangs"), 1);
+    acquire(&semaphore).await.release().await.unwrap();
     cluster.pause(0);
-    let waiter = tokio::spawn(own.acquire());
+    let waiter = tokio::spawn(semaphore.acquire());
     let _ = cluster.blocking(|cluster| cluster.wait_failover(0, Duration::from_secs(30))).await;
     let failed_over = Instant::now();
     drop(deadline(waiter).await.unwrap().unwrap());

@@ -23,15 +23,15 @@ async fn keys_with(text: &'static str) -> Vec<String> {
 #[tokio::test]
 async fn all_keys_of_a_name_are_in_one_slot() {
     let client = connect(&CLUSTER).await;
-    let own = client
+    let limited = client
         .semaphore("one slot", 3)
         .ttl(Duration::from_secs(60))
         .numbered()
         .rate(1000, Duration::from_secs(1));
-    let own = own.burst(10).build().unwrap();
-    let held = deadline(own.acquire().weight(2)).await.unwrap();
-    let waiter = tokio::spawn(own.acquire().weight(3).into_future());
-    eventually(async || own.stats().await.unwrap().waiting() == 1).await;
+    let limited = limited.burst(10).build().unwrap();
+    let held = deadline(limited.acquire().weight(2)).await.unwrap();
+    let waiter = tokio::spawn(limited.acquire().weight(3).into_future());
+    eventually(async || limited.stats().await.unwrap().waiting() == 1).await;
     let keys = keys_with("{one slot}").await;
     assert!(keys.len() >= 8, "{keys:?}");
     assert!(keys.contains(&"adv-sem:semaphore_slots:{one slot}".to_owned()), "{keys:?}");

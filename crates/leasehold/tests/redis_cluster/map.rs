@@ -59,22 +59,22 @@ fn asked(node: &RedisServer) -> (u64, u64) {
 async fn a_cluster_that_is_down_is_asked_at_a_moderate_rate() {
     let cluster = RedisCluster::start_primaries(3);
     let client = deadline(Client::redis(&cluster.url())).await.unwrap();
-    let own = semaphore(&client, &name_on(&cluster, 1, "down"), 1);
-    let held = acquire(&own).await;
-    let waiter = tokio::spawn(own.acquire());
+    let semaphore = semaphore(&client, &name_on(&cluster, 1, "down"), 1);
+    let held = acquire(&semaphore).await;
+    let waiter = tokio::spawn(semaphore.acquire());
     cluster.kill(0);
     eventually(async || refusals(&cluster, 1, "CLUSTERDOWN").await > 3).await;
     let count = async || cluster.blocking(|cluster| asked(&cluster.node(1))).await;
     // The counting itself makes connections.
     let (first, second) = (count().await, count().await);
-    let own = second.0 - first.0;
+    let by_counting = second.0 - first.0;
     let (began, before) = (Instant::now(), count().await);
     tokio::time::sleep(Duration::from_secs(3)).await;
     let after = count().await;
     let seconds = began.elapsed().as_secs_f64();
     #[expect(clippy::cast_precision_loss)]
     let rate = |count: u64| count as f64 / seconds;
-    let connections = rate((after.0 - before.0).saturating_sub(own));
+    let connections = rate((after.0 - before.0).saturating_sub(by_counting));
     let questions = rate(after.1 - before.1);
     assert!(connections < 3.0 && questions < 12.0, "{connections} and {questions} per second");
     assert!(questions > 1.0, "{questions} questions per second");
@@ -87,9 +87,9 @@ async fn a_cluster_that_is_down_is_asked_at_a_moderate_rate() {
 async fn a_node_that_hangs_does_not_delay_the_map() {
     let cluster = RedisCluster::start_primaries(3);
     let client = deadline(Client::redis(&cluster.url())).await.unwrap();
-    let own = semaphore(&client, &name_on(&cluster, 1, "doubt"), 1);
-    let held = acquire(&own).await;
-    let waiter = tokio::spawn(own.acquire());
+    let semaphore = semaphore(&client, &name_on(&cluster, 1, "doubt"), 1);
+    let held = acquire(&semaphore).await;
+    let waiter = tokio::spawn(semaphore.acquire());
     cluster.pause(0);
     eventually(async || refusals(&cluster, 1, "CLUSTERDOWN").await > 3).await;
     let count = async || cluster.blocking(|cluster| asked(&cluster.node(1)).1).await;
@@ -106,7 +106,8 @@ async fn a_node_that_hangs_does_not_delay_the_map() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn opening_fails_in_time_whatever_nodes_are_silent() {
     let silent: Vec<_> = (0..9).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-    let hosts: Vec<_> = silent.iter().map(|own| own.local_addr().unwrap().to_string()).collect();
+    let hosts: Vec<_> =
+        silent.iter().map(|fresh| fresh.local_addr().unwrap().to_string()).collect();
     let builder = Client::redis_builder(&format!("redis-cluster://{}", hosts.join(",")));
     let began = Instant::now();
     let opened = deadline(builder.connect_timeout(Duration::from_secs(1)).open()).await;

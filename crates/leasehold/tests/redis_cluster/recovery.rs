@@ -89,8 +89,8 @@ async fn calls_end_in_time_while_the_cluster_is_down() {
     let builder = Client::redis_builder(&cluster.url()).answer_timeout(Duration::from_secs(1));
     let client = deadline(builder.open()).await.unwrap();
     let (name, key) = (name_on(&cluster, 1, "down"), lock_on(&cluster, 1));
-    let own = client.semaphore(&name, 1).lease(Duration::from_secs(12)).build().unwrap();
-    let held = acquire(&own).await;
+    let semaphore = client.semaphore(&name, 1).lease(Duration::from_secs(12)).build().unwrap();
+    let held = acquire(&semaphore).await;
     assert!(!client.locks().is_locked(&key).await.unwrap());
     cluster.kill(0);
     // The renewal is due, and is refused repeatedly.
@@ -109,10 +109,10 @@ async fn calls_to_a_silent_node_end_in_time_while_others_answer() {
     let builder = Client::redis_builder(&cluster.url()).answer_timeout(Duration::from_secs(1));
     let client = deadline(builder.open()).await.unwrap();
     let (name, key) = (name_on(&cluster, 1, "answers"), lock_on(&cluster, 0));
-    let own = semaphore(&client, &name, 1);
+    let semaphore = semaphore(&client, &name, 1);
     let load = tokio::spawn(async move {
         loop {
-            drop(acquire(&own).await);
+            drop(acquire(&semaphore).await);
         }
     });
     assert!(!client.locks().is_locked(&key).await.unwrap());
@@ -176,9 +176,10 @@ async fn listens_at(cluster: &RedisCluster, client: &Client, name: &str) {
     let channel = format!("adv-sem:wake:{}", client.id());
     let key = main_key(name);
     let listens = async || {
-        let (own, key) = (cluster.clone(), key.clone());
-        let channels = blocking(move || own.node(own.primary_of_key(&key)).shard_channels()).await;
-        channels.iter().any(|own| own.starts_with(&channel))
+        let (cluster, key) = (cluster.clone(), key.clone());
+        let channels =
+            blocking(move || cluster.node(cluster.primary_of_key(&key)).shard_channels()).await;
+        channels.iter().any(|name| name.starts_with(&channel))
     };
     let listening = tokio::time::timeout(Duration::from_secs(8), eventually(listens));
     listening.await.expect("the client listens");
@@ -288,11 +289,11 @@ async fn a_waiter_whose_slot_is_on_its_way_is_not_served() {
     let client = connect(&cluster).await;
     let name = name_on(&cluster, 0, "not served");
     let slot = slot_of(&main_key(&name));
-    let own = semaphore(&client, &name, 1);
-    let held = acquire(&own).await;
-    let waiter = own.acquire().within(Duration::from_secs(4));
+    let semaphore = semaphore(&client, &name, 1);
+    let held = acquire(&semaphore).await;
+    let waiter = semaphore.acquire().within(Duration::from_secs(4));
     let waiter = tokio::spawn(waiter.into_future());
-    eventually(async || own.stats().await.unwrap().waiting() == 1).await;
+    eventually(async || semaphore.stats().await.unwrap().waiting() == 1).await;
     let moving = cluster.blocking(move |cluster| cluster.begin_move(slot, 0, 1)).await;
     let some = moving.clone();
     assert_eq!(blocking(move || some.move_keys(1)).await, 1);

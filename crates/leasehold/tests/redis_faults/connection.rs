@@ -24,23 +24,23 @@ async fn a_holder_that_was_cut_off_is_notified_before_another_is_granted() {
     proxy.refuse(true);
     proxy.cut();
     let asked = Instant::now();
-    let own = held.valid_until().expect("a lease").saturating_duration_since(asked);
+    let believed = held.valid_until().expect("a lease").saturating_duration_since(asked);
     let mut keys = Keys::of(&server);
     let renew_by = keys.renew_by(held.id()).expect("the permit is still held");
     let left = Duration::from_secs_f64(renew_by - keys.now()) + asked.elapsed();
     // The margin is a tenth of the heartbeat interval, for clocks that run at different speeds.
     assert!(
-        left + Duration::from_millis(1) >= own + LEASE / 10,
-        "{left:?} in the store, {own:?} here"
+        left + Duration::from_millis(1) >= believed + LEASE / 10,
+        "{left:?} in the store, {believed:?} here"
     );
 
     let lost = held.lost();
-    let told = tokio::spawn(async move { (lost.await, Instant::now()) });
+    let notified = tokio::spawn(async move { (lost.await, Instant::now()) });
     let (granted, permit) = waiter.granted().await;
     held.check().expect_err("another holds");
-    let (reason, told) = deadline(told).await.unwrap();
+    let (reason, notified) = deadline(notified).await.unwrap();
     assert_eq!(reason, LossReason::NotRenewed);
-    assert!(told < granted, "notified {:?} too late", told - granted);
+    assert!(notified < granted, "notified {:?} too late", notified - granted);
 
     // After it reconnects, the client does not disturb the new holder.
     drop(held);
@@ -192,7 +192,7 @@ async fn killed_connections_cost_neither_the_permit_nor_the_place_in_the_queue()
         }
         eventually(async || {
             let now = keys.connections();
-            now.len() == 2 && now.iter().all(|(id, heard)| *heard && !before.contains_key(id))
+            now.len() == 2 && now.iter().all(|(id, listens)| *listens && !before.contains_key(id))
         })
         .await;
         held.check().unwrap();

@@ -200,7 +200,7 @@ async fn a_key_of_another_type_spoils_one_name_alone() {
         (0..200).map(|nth| client.semaphore(&format!("name-{nth}"), 1).build().unwrap()).collect();
     let acquires = semaphores.iter().cloned();
     let acquires: Vec<_> =
-        acquires.map(|own| tokio::spawn(async move { own.acquire().await })).collect();
+        acquires.map(|semaphore| tokio::spawn(async move { semaphore.acquire().await })).collect();
     for (nth, acquire) in acquires.into_iter().enumerate() {
         let permit = deadline(acquire).await.unwrap();
         assert_eq!(permit.is_ok(), nth != 7, "name-{nth}: {permit:?}");

@@ -42,9 +42,9 @@ async fn a_holder_that_is_cut_off_is_notified_before_another_is_granted() {
         }
         let (at, next) = waiter.granted().await;
         guard.check().unwrap_err();
-        let (reason, told) = deadline(lost).await.unwrap();
+        let (reason, notified) = deadline(lost).await.unwrap();
         assert_eq!(reason, LossReason::NotRenewed);
-        assert!(told < at, "notified {:?} too late", told - at);
+        assert!(notified < at, "notified {:?} too late", notified - at);
         assert!(next.fence() > guard.fence());
         proxy.heal();
         // The old guard does not release the lock of the next holder.

@@ -38,10 +38,11 @@ async fn a_counter_near_its_end_is_warned_of() {
     testkit::events::listen();
     let (server, client) = start().await;
     let warned = |fence: u64| {
-        let told = testkit::events::saying(WARNING);
-        let of =
-            |told: &&testkit::events::RecordedEvent| told.fields["fence"] == format!("{fence:019}");
-        told.iter().filter(of).count()
+        let warnings = testkit::events::saying(WARNING);
+        let of = |event: &&testkit::events::RecordedEvent| {
+            event.fields["fence"] == format!("{fence:019}")
+        };
+        warnings.iter().filter(of).count()
     };
     server.set(FENCE, "8999999999999999999");
     assert!(release(acquire(&lock(&client, MINUTES)).await).await);

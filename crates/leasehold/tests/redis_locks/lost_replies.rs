@@ -159,9 +159,9 @@ async fn whatever_reply_is_lost_there_is_one_holder() {
     proxy.heal();
     let mut fences = Vec::new();
     for task in tasks {
-        let own = deadline(task).await.unwrap();
-        assert!(own.is_sorted(), "{own:?}");
-        fences.extend(own);
+        let granted = deadline(task).await.unwrap();
+        assert!(granted.is_sorted(), "{granted:?}");
+        fences.extend(granted);
     }
     fences.sort_unstable();
     fences.dedup();

@@ -36,8 +36,8 @@ async fn servers_and_sentinels_have_passwords_of_their_own() {
 async fn another_database_is_selected() {
     let client = connect(&format!("{}/3", SERVERS.url())).await;
     let held = acquire(&client.semaphore("in three", 1).build().unwrap()).await;
-    let keys = SERVERS.blocking(|own| {
-        let mut connection = own.server(own.primary()).connection();
+    let keys = SERVERS.blocking(|servers| {
+        let mut connection = servers.server(servers.primary()).connection();
         redis::cmd("SELECT").arg(3).exec(&mut connection).unwrap();
         redis::cmd("KEYS").arg("*in three").query::<Vec<String>>(&mut connection).unwrap()
     });
@@ -49,25 +49,26 @@ async fn another_database_is_selected() {
 async fn an_error_names_the_wrong_part_of_a_url() {
     let error = async |url: String| deadline(Client::redis(&url)).await.unwrap_err().to_string();
     let unknown = SERVERS.url().replace("mymaster", "another");
-    let said = error(unknown).await;
-    assert!(said.contains("the sentinel knows no primary \"another\""), "{said}");
+    let message = error(unknown).await;
+    assert!(message.contains("the sentinel knows no primary \"another\""), "{message}");
 
     let sentinel = &SERVERS.sentinel_addresses()[0];
-    let said = error(format!("redis://{sentinel}")).await;
+    let message = error(format!("redis://{sentinel}")).await;
     assert!(
-        said.contains(&format!("the server is a sentinel: use redis-sentinel://{sentinel}/NAME")),
-        "{said}"
+        message
+            .contains(&format!("the server is a sentinel: use redis-sentinel://{sentinel}/NAME")),
+        "{message}"
     );
 
     let plain = RedisServer::start();
-    let said = error(format!("redis-sentinel://127.0.0.1:{}/mymaster", plain.port())).await;
+    let message = error(format!("redis-sentinel://127.0.0.1:{}/mymaster", plain.port())).await;
     assert!(
-        said.contains("the server is not a sentinel: use redis:// for a single server"),
-        "{said}"
+        message.contains("the server is not a sentinel: use redis:// for a single server"),
+        "{message}"
     );
 
     let url = "redis://127.0.0.1:1";
     let builder = Client::redis_builder(url).sentinel_credentials(None, "secret");
-    let said = deadline(builder.open()).await.unwrap_err().to_string();
-    assert!(said.contains("names no sentinels"), "{said}");
+    let message = deadline(builder.open()).await.unwrap_err().to_string();
+    assert!(message.contains("names no sentinels"), "{message}");
 }

@@ -48,7 +48,8 @@ async fn a_holder_and_a_waiter_outlive_their_primary() {
     replicated(&servers).await;
 
     let (died, old) = (Instant::now(), servers.kill_primary());
-    let (_, sentinels) = servers.blocking(move |own| own.wait_failover(old, died, WITHIN)).await;
+    let (_, sentinels) =
+        servers.blocking(move |servers| servers.wait_failover(old, died, WITHIN)).await;
     held.check().unwrap();
     assert!(deadline(held.release()).await.unwrap());
     let permit = deadline(waiter).await.unwrap().unwrap();
@@ -57,7 +58,7 @@ async fn a_holder_and_a_waiter_outlive_their_primary() {
     permit.release().await.unwrap();
     hands_over(&holder, &other).await;
     // The old primary comes back as a replica, and is not mistaken for the primary.
-    servers.blocking(move |own| own.revive(old)).await;
+    servers.blocking(move |servers| servers.revive(old)).await;
     servers.blocking(RedisSentinel::wait_ready).await;
     hands_over(&connect(&servers.url()).await, &other).await;
 }
@@ -82,7 +83,7 @@ async fn a_grant_that_no_replica_has_copied_is_lost() {
     let held = acquire(&one(&client)).await;
     let waiter = tokio::spawn(one(&client).acquire());
     let (died, old) = (Instant::now(), servers.kill_primary());
-    servers.blocking(move |own| own.wait_failover(old, died, WITHIN)).await;
+    servers.blocking(move |servers| servers.wait_failover(old, died, WITHIN)).await;
     assert_eq!(deadline(held.lost()).await, LossReason::Missing);
     let permit = deadline(waiter).await.unwrap().unwrap();
     assert!(permit.fence() > held.fence());
@@ -111,7 +112,7 @@ async fn a_primary_that_stands_still_is_left() {
     hands_over(&holder, &other).await;
     replicated(&servers).await;
     let (paused, old) = (Instant::now(), servers.pause_primary());
-    servers.blocking(move |own| own.wait_failover(old, paused, WITHIN)).await;
+    servers.blocking(move |servers| servers.wait_failover(old, paused, WITHIN)).await;
     // Nothing closes the old connections, and nothing answers on them.
     hands_over(&holder, &other).await;
     servers.resume(old);
@@ -145,7 +146,7 @@ async fn sentinels_may_die_one_by_one() {
 async fn a_sentinel_with_stale_information_is_not_believed() {
     let servers = RedisSentinel::start();
     let old = servers.primary();
-    let stale = servers.blocking(move |own| own.stale_sentinel(old)).await;
+    let stale = servers.blocking(move |servers| servers.stale_sentinel(old)).await;
     servers.blocking(RedisSentinel::failover).await;
     let alone = servers.url_of(&[stale]);
     let (url, first) = (servers.url_of(&[0, stale]), servers.url_of(&[stale, 0]));
@@ -165,6 +166,6 @@ async fn other_sentinels_are_learnt() {
     servers.kill_sentinel(0);
     replicated(&servers).await;
     let (died, old) = (Instant::now(), servers.kill_primary());
-    servers.blocking(move |own| own.wait_failover(old, died, WITHIN)).await;
+    servers.blocking(move |servers| servers.wait_failover(old, died, WITHIN)).await;
     hands_over(&holder, &other).await;
 }

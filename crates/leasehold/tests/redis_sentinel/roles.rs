@@ -14,7 +14,7 @@ async fn a_replica_that_can_be_written_to_is_not_the_primary() {
     let options = Options { server_options: &["--replica-read-only no"], ..Options::default() };
     let servers = RedisSentinel::start_with(options);
     let old = servers.primary();
-    let stale = servers.blocking(move |own| own.stale_sentinel(old)).await;
+    let stale = servers.blocking(move |servers| servers.stale_sentinel(old)).await;
     servers.blocking(RedisSentinel::failover).await;
     let error = deadline(Client::redis(&servers.url_of(&[stale]))).await.unwrap_err();
     assert!(error.to_string().contains("the server is a replica"), "{error}");
@@ -24,16 +24,16 @@ async fn a_replica_that_can_be_written_to_is_not_the_primary() {
 /// Makes another server the primary through a sentinel that cannot demote the old one, which
 /// therefore continues as a primary.
 async fn fail_over_without_demotion(servers: &RedisSentinel, by: usize) {
-    let fail_over = move |own: &RedisSentinel| {
-        let old = own.named_by(by);
+    let fail_over = move |servers: &RedisSentinel| {
+        let old = servers.named_by(by);
         let mut rights = redis::cmd("ACL");
         rights.arg(&["SETUSER", "fixture", "-slaveof", "-replicaof"]);
-        rights.exec(&mut own.server(old).connection()).unwrap();
+        rights.exec(&mut servers.server(old).connection()).unwrap();
         let mut failover = redis::cmd("SENTINEL");
         failover.arg(&["FAILOVER", "mymaster"]);
-        failover.exec(&mut own.sentinel(by).connection()).unwrap();
+        failover.exec(&mut servers.sentinel(by).connection()).unwrap();
         let until = Instant::now() + Duration::from_secs(20);
-        while own.named_by(by) == old {
+        while servers.named_by(by) == old {
             assert!(Instant::now() < until, "there was no failover");
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -43,8 +43,8 @@ async fn fail_over_without_demotion(servers: &RedisSentinel, by: usize) {
 
 /// Waits until some client listens to this sentinel.
 async fn is_listened_to(servers: &RedisSentinel, sentinel: usize) {
-    let listens = move |own: &RedisSentinel| {
-        own.sentinel(sentinel).client_list().iter().any(|client| client.contains(" sub=1 "))
+    let listens = move |servers: &RedisSentinel| {
+        servers.sentinel(sentinel).client_list().iter().any(|client| client.contains(" sub=1 "))
     };
     eventually(async || servers.blocking(listens).await).await;
 }
@@ -68,7 +68,7 @@ async fn a_primary_that_is_not_demoted_is_left() {
 async fn the_newest_configuration_names_the_primary() {
     let servers = RedisSentinel::start();
     let old = servers.primary();
-    let stale = servers.blocking(move |own| own.stale_sentinel(old)).await;
+    let stale = servers.blocking(move |servers| servers.stale_sentinel(old)).await;
     fail_over_without_demotion(&servers, 0).await;
     let held = acquire(&one(&connect(&servers.url()).await)).await;
     for _ in 0..10 {
@@ -85,7 +85,7 @@ async fn the_newest_configuration_names_the_primary() {
 async fn a_stale_sentinel_does_not_end_a_good_connection() {
     let servers = RedisSentinel::start();
     let old = servers.primary();
-    let stale = servers.blocking(move |own| own.stale_sentinel(old)).await;
+    let stale = servers.blocking(move |servers| servers.stale_sentinel(old)).await;
     fail_over_without_demotion(&servers, 0).await;
     let held = acquire(&one(&connect(&servers.url_of(&[0])).await)).await;
     let client = connect(&servers.url_of(&[0, stale])).await;

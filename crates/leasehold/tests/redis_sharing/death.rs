@@ -100,8 +100,8 @@ async fn the_info_of_a_member_that_they_removed_is_removed_with_a_renewal() {
     let permit =
         both.ours.semaphore(NAME, 2).lease(lease).build().unwrap().acquire().await.unwrap();
     both.ask::<()>(&["HSET", &key("info"), "00000000001-7", "1 1 180000000 - "]);
-    let own = permit.id().to_string();
-    eventually(async || both.ask::<Vec<String>>(&["HKEYS", &key("info")]) == [own.clone()]).await;
+    let id = permit.id().to_string();
+    eventually(async || both.ask::<Vec<String>>(&["HKEYS", &key("info")]) == [id.clone()]).await;
     permit.check().unwrap();
 }
 

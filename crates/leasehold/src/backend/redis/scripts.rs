@@ -50,7 +50,7 @@ fn are_one_group(one: &Command, other: &Command) -> bool {
             Command::Enqueue { wait: w, terms: t, share: s, label: l, .. },
         ) => (wait, terms, share, label) == (w, t, s, l),
         (Command::Renew { terms, .. }, Command::Renew { terms: t, .. }) => terms == t,
-        (Command::Release { known, .. }, Command::Release { known: k, .. }) => known == k,
+        (Command::Release { hint, .. }, Command::Release { hint: other, .. }) => hint == other,
         _ => false,
     }
 }
@@ -310,8 +310,8 @@ impl Keys {
                     call.push(label.as_deref().unwrap_or_default());
                 }
                 Command::Renew { terms, .. } => add_terms(call, *terms),
-                Command::Release { known, .. } => {
-                    call.push(match known {
+                Command::Release { hint, .. } => {
+                    call.push(match hint {
                         ReleaseHint::Nothing => "unknown",
                         ReleaseHint::Unused => "unused",
                         ReleaseHint::Held { limited: false } => "held",

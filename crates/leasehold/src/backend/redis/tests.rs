@@ -78,12 +78,12 @@ impl Ask {
                     row.id == id && row.member.weight() == 1 && row.member.slot_number().is_none()
                 };
                 let holds = machine.holders().iter().any(|row| ordinary(&row));
-                let known = match number % 4 {
+                let hint = match number % 4 {
                     1 | 2 if holds => ReleaseHint::Held { limited },
                     0 => ReleaseHint::Nothing,
                     _ => ReleaseHint::Unused,
                 };
-                Command::Release { id, known }
+                Command::Release { id, hint }
             }
             Self::Sweep => Command::Sweep,
         }
@@ -582,7 +582,7 @@ fn agree(place: &Place, cases: u32) -> usize {
                 }
                 Step::Cancel { from, whose, number } => {
                     let id = AcquisitionId::new(client(whose), number);
-                    let commands = [Command::Release { id, known: ReleaseHint::Nothing }];
+                    let commands = [Command::Release { id, hint: ReleaseHint::Nothing }];
                     commands_sent.set(commands_sent.get() + 1);
                     let expected = both.by_machine(from, &commands);
                     let seen = both.by_redis(from, &commands, &expected);

@@ -100,7 +100,7 @@ fn a_full_disk_loses_nothing() {
 
     // A release needs no disk space, and frees some.
     let first = AcquisitionId::new(store.client, 0);
-    apply(&mut store, Command::Release { id: first, known: ReleaseHint::Nothing }).unwrap();
+    apply(&mut store, Command::Release { id: first, hint: ReleaseHint::Nothing }).unwrap();
     assert_eq!(rows(&mut store), answered - 1);
     limit(&store, 1_000_000);
     assert!(matches!(enqueue(&mut store, last).unwrap(), Outcome::Waiting { .. }));
@@ -127,7 +127,7 @@ fn no_fence_is_granted_that_is_not_reserved() {
         .execute("UPDATE meta SET horizon = ?1", [store.reader.clock.horizon.cast_signed()])
         .unwrap();
     let id = AcquisitionId::new(store.client, 0);
-    apply(&mut store, Command::Release { id, known: ReleaseHint::Nothing }).unwrap();
+    apply(&mut store, Command::Release { id, hint: ReleaseHint::Nothing }).unwrap();
     let fence = fence_of(enqueue(&mut store, 1).unwrap());
     assert!(fence < reserved(&store), "{fence}");
     assert_eq!(reserved(&store), store.reader.clock.horizon);

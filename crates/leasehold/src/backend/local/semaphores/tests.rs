@@ -72,8 +72,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
                 .prop_map(|(capacity, steer)| Command::Steer { capacity, steer }),
             5 => (id(from), terms()).prop_map(|(id, terms)| Command::Renew { id, terms }),
             4 => (id(from), any::<bool>()).prop_map(|(id, unused)| {
-                let known = if unused { ReleaseHint::Unused } else { ReleaseHint::Nothing };
-                Command::Release { id, known }
+                let hint = if unused { ReleaseHint::Unused } else { ReleaseHint::Nothing };
+                Command::Release { id, hint }
             }),
             2 => Just(Command::Sweep),
         ]
@@ -238,10 +238,10 @@ fn rows_in_memory_and_in_sql_agree() {
                     let expected = by_machine(&mut machine, from, &commands, at, &reached);
                     let mut seen = by_sqlite(&tx, from, &commands, at, &reached);
                     // In SQL, `ahead` is an upper bound, because gaps in the queue count.
-                    for (own, expected) in seen.outcomes.iter_mut().zip(&expected.outcomes) {
-                        if let (Outcome::Waiting { ahead: most }, Outcome::Waiting { ahead }) = (&own, expected) {
+                    for (outcome, expected) in seen.outcomes.iter_mut().zip(&expected.outcomes) {
+                        if let (Outcome::Waiting { ahead: most }, Outcome::Waiting { ahead }) = (&outcome, expected) {
                             prop_assert!(most >= ahead, "{} of {}", ahead, most);
-                            *own = *expected;
+                            *outcome = *expected;
                         }
                     }
                     prop_assert_eq!(seen, expected, "after {:?} from {}", commands, from);
@@ -263,7 +263,7 @@ fn a_permit_is_claimed_until_its_time_is_up_and_then_held_until_its_ttl_ends() {
         let enqueue =
             Command::Enqueue { id: id(1, 0), declared, wait, terms, share: Share::ONE, label };
         store.apply("a", 1, &[enqueue]);
-        store.apply("a", 0, &[Command::Release { id: id(0, 0), known: ReleaseHint::Nothing }]);
+        store.apply("a", 0, &[Command::Release { id: id(0, 0), hint: ReleaseHint::Nothing }]);
         let passed = if late { CONFIRM_WITHIN } else { Span::from_micros(4999) };
         let claimed = claim(&store.at(Time::from_micros(START) + passed), client(1)).unwrap();
         let valid_for = claimed.first().map(|(_, _, held)| held.valid_for);
@@ -393,7 +393,7 @@ fn a_queue_of_the_dead_is_passed_at_once() {
     store.dead.push(client(1));
     store.looked.set(0);
     let applied =
-        store.apply("a", 0, &[Command::Release { id: id(0, 0), known: ReleaseHint::Nothing }]);
+        store.apply("a", 0, &[Command::Release { id: id(0, 0), hint: ReleaseHint::Nothing }]);
     assert_eq!((applied.wake, applied.removed_clients), (vec![client(2)], vec![client(1)]));
     let looked = store.looked.get();
     assert!(looked < 5, "one look is enough for all of them, not {looked}");
@@ -443,7 +443,7 @@ fn clients_near_the_head_watch() {
 fn a_client_finds_its_ids_that_another_client_released() {
     let (store, a) = (TestStore::new(), Name::new("name", "a").unwrap());
     store.enqueue("a", id(0, 0), true);
-    let release = Command::Release { id: id(0, 0), known: ReleaseHint::Nothing };
+    let release = Command::Release { id: id(0, 0), hint: ReleaseHint::Nothing };
     let applied = store.apply("a", 1, std::slice::from_ref(&release));
     assert_eq!(applied.wake, [client(0)]);
     assert_eq!(
@@ -462,7 +462,7 @@ fn a_client_finds_its_ids_that_another_client_released() {
 fn an_evicted_client_is_notified_although_the_name_was_forgotten() {
     let (store, a) = (TestStore::new(), Name::new("name", "a").unwrap());
     store.enqueue("a", id(0, 0), true);
-    store.apply("a", 1, &[Command::Release { id: id(0, 0), known: ReleaseHint::Nothing }]);
+    store.apply("a", 1, &[Command::Release { id: id(0, 0), hint: ReleaseHint::Nothing }]);
     let forget = Command::Steer { capacity: None, steer: Steer::Forget };
     let done = Outcome::Steered(Steered::Done);
     assert_eq!(store.apply("a", 1, std::slice::from_ref(&forget)).outcomes, [done]);
@@ -498,7 +498,7 @@ fn steps_of_a_round(waiters: u64, clients: u64) -> u64 {
         store.apply(
             "a",
             number(holder.client()) as u64,
-            &[Command::Release { id: holder, known: ReleaseHint::Nothing }],
+            &[Command::Release { id: holder, hint: ReleaseHint::Nothing }],
         );
         let next = id(turn % clients, turn);
         let renew = Command::Renew { id: next, terms: Terms::default() };

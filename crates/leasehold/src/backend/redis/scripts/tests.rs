@@ -74,7 +74,7 @@ fn ids() -> [AcquisitionId; 2] {
 fn commands(transition: &str) -> Vec<Command> {
     let terms = TERMS;
     let command = |id| match transition {
-        "release" => Command::Release { id, known: ReleaseHint::Held { limited: true } },
+        "release" => Command::Release { id, hint: ReleaseHint::Held { limited: true } },
         "renew" => Command::Renew { id, terms },
         "sweep" => Command::Sweep,
         "steer" => {
