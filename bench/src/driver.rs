@@ -61,14 +61,14 @@ impl Driver {
     }
 
     /// Sends a request and waits for the numbers in its answer.
-    pub(crate) fn call(&mut self, request: &str, patience: Duration) -> Result<Vec<u64>, String> {
+    pub(crate) fn call(&mut self, request: &str, time_limit: Duration) -> Result<Vec<u64>, String> {
         self.send(request)?;
-        self.answer(patience)
+        self.answer(time_limit)
     }
 
     /// Returns the numbers in the next answer.
-    pub(crate) fn answer(&mut self, patience: Duration) -> Result<Vec<u64>, String> {
-        let line = self.line(patience)?;
+    pub(crate) fn answer(&mut self, time_limit: Duration) -> Result<Vec<u64>, String> {
+        let line = self.line(time_limit)?;
         match line.split_once(' ').unwrap_or((&line, "")) {
             ("ok", rest) => numbers(rest),
             ("error", why) => Err(why.to_owned()),
@@ -77,10 +77,10 @@ impl Driver {
     }
 
     /// Returns the waits in the answer to `contend`.
-    pub(crate) fn waits(&mut self, patience: Duration) -> Result<Vec<Wait>, String> {
-        let many = self.answer(patience)?.first().copied().unwrap_or(0);
+    pub(crate) fn waits(&mut self, time_limit: Duration) -> Result<Vec<Wait>, String> {
+        let many = self.answer(time_limit)?.first().copied().unwrap_or(0);
         (0..many)
-            .map(|_| match numbers(&self.line(patience)?)?[..] {
+            .map(|_| match numbers(&self.line(time_limit)?)?[..] {
                 [waiter, requested, 0, _] => Ok(Wait { waiter, requested, granted: None }),
                 [waiter, requested, granted, _] => {
                     Ok(Wait { waiter, requested, granted: Some(granted) })
@@ -91,9 +91,9 @@ impl Driver {
     }
 
     /// Returns the next line.
-    pub(crate) fn line(&mut self, patience: Duration) -> Result<String, String> {
-        self.lines.recv_timeout(patience).map_err(|why| match why {
-            RecvTimeoutError::Timeout => format!("did not answer within {patience:?}"),
+    pub(crate) fn line(&mut self, time_limit: Duration) -> Result<String, String> {
+        self.lines.recv_timeout(time_limit).map_err(|why| match why {
+            RecvTimeoutError::Timeout => format!("did not answer within {time_limit:?}"),
             RecvTimeoutError::Disconnected => "has ended".to_owned(),
         })
     }

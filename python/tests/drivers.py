@@ -19,7 +19,7 @@ import leasehold
 T = TypeVar("T")
 
 #: Longer than anything takes here, also on a busy machine.
-PATIENCE = 20.0
+TIME_LIMIT = 20.0
 
 
 class Driver:
@@ -47,7 +47,7 @@ class Driver:
 
     async def until(self, condition: Callable[[], Awaitable[bool]]) -> None:
         """Waits until this is true."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIME_LIMIT
         while not await condition():
             assert time.monotonic() < deadline, "it did not happen in time"
             await self.pause()
@@ -81,7 +81,7 @@ class Asyncio(Driver):
         return asyncio.ensure_future(pending)
 
     async def result(self, started: Any) -> Any:
-        return await asyncio.wait_for(started, PATIENCE)
+        return await asyncio.wait_for(started, TIME_LIMIT)
 
     def hold(self, context: leasehold.HeldContext[T]) -> AbstractAsyncContextManager[T]:
         return context
@@ -132,7 +132,7 @@ class Threads(Driver):
         return future
 
     async def result(self, started: Any) -> Any:
-        return started.result(PATIENCE)
+        return started.result(TIME_LIMIT)
 
     def hold(self, context: leasehold.HeldContext[T]) -> AbstractAsyncContextManager[T]:
         return _InThread(context)

@@ -15,7 +15,7 @@ import pytest
 
 import leasehold
 from tests.conftest import RedisServer
-from tests.drivers import PATIENCE, Asyncio, Threads
+from tests.drivers import TIME_LIMIT, Asyncio, Threads
 
 do = Asyncio()
 
@@ -31,7 +31,7 @@ async def cancelled(task: asyncio.Task[object]) -> None:
     """Cancels a task, and waits until it has ended by that."""
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(task, PATIENCE)
+        await asyncio.wait_for(task, TIME_LIMIT)
 
 
 async def hold_forever(context: leasehold.HeldContext[leasehold.Permit], inside: asyncio.Event) -> None:
@@ -74,7 +74,7 @@ def test_a_waiter_that_was_cancelled_is_not_granted(url: str) -> None:
             await do.until_waiting(api, 2)
             await cancelled(first)
             await held.release()
-            await (await asyncio.wait_for(second, PATIENCE)).release()
+            await (await asyncio.wait_for(second, TIME_LIMIT)).release()
             await do.until_free(api)
 
     asyncio.run(main())
@@ -102,7 +102,7 @@ def block_until(client: leasehold.Client, name: str, held: int) -> None:
     """Blocks the event loop until the store has granted what was queued."""
 
     def wait_until_granted() -> None:
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIME_LIMIT
         while time.monotonic() < deadline:
             stats = client.stats([name]).wait()
             if stats and (stats[0].held, stats[0].waiting) == (held, 0):
@@ -385,7 +385,7 @@ def test_a_coroutine_that_is_closed(url: str) -> None:
                 resumed = next(step)
                 if entered.is_set():
                     break
-                await asyncio.wait_for(asyncio.wait([resumed]), PATIENCE)
+                await asyncio.wait_for(asyncio.wait([resumed]), TIME_LIMIT)
             assert (await api.stats()).held == 1
             inside.close()
             await do.until_free(api)
@@ -416,7 +416,7 @@ def test_gather_and_groups(url: str) -> None:
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(asyncio.shield(shielded), 0.02)
             await first.release()
-            await (await asyncio.wait_for(shielded, PATIENCE)).release()
+            await (await asyncio.wait_for(shielded, TIME_LIMIT)).release()
             if sys.version_info >= (3, 11):
                 async with asyncio.TaskGroup() as group:
                     task = group.create_task(api.acquire())
@@ -447,7 +447,7 @@ def test_while_the_store_is_being_opened(shared_url: str) -> None:
             if not first.cancelled():
                 await first.result().release()
             # The task that opened the store was cancelled: the other one still gets its permit.
-            await (await asyncio.wait_for(second, PATIENCE)).release()
+            await (await asyncio.wait_for(second, TIME_LIMIT)).release()
             del first
             await do.until_free(api)
             await client.close()
@@ -464,7 +464,7 @@ def test_a_blocked_loop_while_it_opens_the_store(shared_url: str) -> None:
         await asyncio.sleep(0)
         # From here on the loop does not run.
         stats = Threads().start(client.stats(["api"], unused=True))
-        stats.result(PATIENCE)
+        stats.result(TIME_LIMIT)
         await (await opening).release()
         await client.close()
 
@@ -479,7 +479,7 @@ def test_a_loop_that_is_closed_while_it_opens_the_store(shared_url: str) -> None
     loop.run_until_complete(asyncio.sleep(0))
     loop.close()
     assert not opening.done()
-    Threads().start(client.open()).result(PATIENCE)
+    Threads().start(client.open()).result(TIME_LIMIT)
     opening._log_destroy_pending = False  # type: ignore[attr-defined]
     del opening, loop
     gc.collect()
@@ -497,7 +497,7 @@ def test_a_client_that_is_closed_while_it_opens_the_store() -> None:
             waiting = [asyncio.ensure_future(client.semaphore("api", 1).acquire()) for _ in range(3)]
             await asyncio.sleep(0)
             await client.close()
-            results = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), PATIENCE)
+            results = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), TIME_LIMIT)
             assert [type(result) for result in results] == [leasehold.Closed] * 3
             with pytest.raises(leasehold.Closed):
                 await client.open()

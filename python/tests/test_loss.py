@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import leasehold
-from tests.drivers import PATIENCE, Asyncio
+from tests.drivers import TIME_LIMIT, Asyncio
 
 do = Asyncio()
 
@@ -79,7 +79,7 @@ def test_a_body_is_cancelled_by_every_kind_of_loss(client: leasehold.Client, way
         else:
             await client.close()
         with pytest.raises(leasehold.Lost) as raised:
-            await asyncio.wait_for(task, PATIENCE)
+            await asyncio.wait_for(task, TIME_LIMIT)
         expected = {"release": "released", "close": "closed", "lock": "missing", "lease": "missing"}
         assert raised.value.reason == expected[way]
 
@@ -136,10 +136,10 @@ def test_a_foreign_cancellation_at_the_same_time_wins(client: leasehold.Client) 
         task = asyncio.ensure_future(body())
         permit = await inside
         await api.release(permit.id)
-        await asyncio.wait_for(stop.wait(), PATIENCE)
+        await asyncio.wait_for(stop.wait(), TIME_LIMIT)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await asyncio.wait_for(task, PATIENCE)
+            await asyncio.wait_for(task, TIME_LIMIT)
 
     asyncio.run(main())
 
@@ -240,7 +240,7 @@ def test_a_loss_cancels_only_its_own_block(client: leasehold.Client) -> None:
         task = asyncio.ensure_future(body())
         await outer.release((await inside).id)
         with pytest.raises(leasehold.Lost) as raised:
-            await asyncio.wait_for(task, PATIENCE)
+            await asyncio.wait_for(task, TIME_LIMIT)
         assert (reached, raised.value.name) == ("outer", "outer")
         await do.until_free(outer)
         await do.until_free(inner)
@@ -269,7 +269,7 @@ def test_a_loss_after_the_task_that_entered_has_ended(client: leasehold.Client) 
         await asyncio.sleep(0)
         leaving.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await asyncio.wait_for(leaving, PATIENCE)
+            await asyncio.wait_for(leaving, TIME_LIMIT)
         # A block that ends normally raises Lost.
         await asyncio.ensure_future(context.__aenter__())
         await asyncio.sleep(0.3)

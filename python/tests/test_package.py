@@ -20,7 +20,7 @@ import leasehold
 from leasehold import _leasehold
 from tests import scripts
 from tests.conftest import RedisServer
-from tests.drivers import PATIENCE, Threads
+from tests.drivers import TIME_LIMIT, Threads
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ def test_a_second_task_cannot_take_an_operation_over() -> None:
         with pytest.raises(RuntimeError, match="already"):
             await asyncio.get_running_loop().run_in_executor(None, pending.wait)
         await held.release()
-        await (await asyncio.wait_for(first, PATIENCE)).release()
+        await (await asyncio.wait_for(first, TIME_LIMIT)).release()
 
     asyncio.run(main())
 
@@ -310,7 +310,7 @@ def test_a_second_thread_cannot_take_an_operation_over() -> None:
     with pytest.raises(RuntimeError, match="already"):
         pending.wait()
     held.release().wait()
-    first.result(PATIENCE).release().wait()
+    first.result(TIME_LIMIT).release().wait()
 
 
 def test_annotations_at_run_time() -> None:
@@ -352,7 +352,7 @@ def test_events_are_logged(own_redis: RedisServer, caplog: pytest.LogCaptureFixt
     own_redis.stop()
 
     def logged(level: int, text: str) -> None:
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIME_LIMIT
         while not any(record.levelno == level and text in record.getMessage() for record in caplog.records):
             assert time.monotonic() < deadline, [record.getMessage() for record in caplog.records]
             time.sleep(0.005)

@@ -16,7 +16,7 @@ import pytest
 
 import leasehold
 from tests import scripts
-from tests.drivers import PATIENCE, Asyncio, Threads
+from tests.drivers import TIME_LIMIT, Asyncio, Threads
 
 HOLDER = """
     import sys, time, leasehold
@@ -88,7 +88,7 @@ def test_other_threads_run_while_one_waits(url: str) -> None:
         counted += 1
     assert counted > 1000
     held.release().wait()
-    waiting.result(PATIENCE).release().wait()
+    waiting.result(TIME_LIMIT).release().wait()
     client.close().wait()
 
 
@@ -283,7 +283,7 @@ def test_a_task_that_only_the_loop_knows_is_not_collected(client: leasehold.Clie
         gc.collect()
         assert (await api.stats()).waiting == 1
         await held.release()
-        await asyncio.wait_for(done.wait(), PATIENCE)
+        await asyncio.wait_for(done.wait(), TIME_LIMIT)
 
     asyncio.run(main())
 
@@ -339,7 +339,7 @@ def test_a_holder_that_is_killed(shared_url: str) -> None:
         process.send_signal(signal.SIGKILL)
         process.wait()
         killed = time.monotonic()
-        waiting.result(PATIENCE).release().wait()
+        waiting.result(TIME_LIMIT).release().wait()
         assert time.monotonic() - killed < 5, "its lease is a second"
     client.close().wait()
 
@@ -533,9 +533,9 @@ def test_ctrl_c_while_tasks_are_resumed() -> None:
         permit.release().wait()
     loop.interrupt = True
     with pytest.raises(KeyboardInterrupt):
-        loop.run_until_complete(asyncio.sleep(PATIENCE))
+        loop.run_until_complete(asyncio.sleep(TIME_LIMIT))
     for task in tasks:
-        loop.run_until_complete(asyncio.wait_for(task, PATIENCE)).release().wait()
+        loop.run_until_complete(asyncio.wait_for(task, TIME_LIMIT)).release().wait()
     loop.close()
 
 

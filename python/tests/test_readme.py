@@ -30,7 +30,7 @@ ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
 README = (ROOT / "README.md").read_text()
 SERVER = "redis://localhost:6379"
-PATIENCE = 60.0  # seconds
+TIME_LIMIT = 60.0  # seconds
 
 # A heading, then whatever is not one, then a program; with the file that it shows, if it does.
 BLOCK = re.compile(r"(?:<!-- (?P<file>\S+) -->\n\n)?```python\n(?P<program>.*?)\n```", re.S)
@@ -55,7 +55,7 @@ def redis_url(redis_server: RedisServer) -> str:
 
 def run(program: list[str], store: str = "memory:") -> str:
     environment = {**os.environ, "LEASEHOLD_STORE": store}
-    done = subprocess.run(program, capture_output=True, text=True, timeout=PATIENCE, env=environment, cwd=EXAMPLES)
+    done = subprocess.run(program, capture_output=True, text=True, timeout=TIME_LIMIT, env=environment, cwd=EXAMPLES)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
     return done.stdout
@@ -116,7 +116,7 @@ def process(*program: str, **environment: str) -> Iterator[subprocess.Popen[byte
     finally:
         child.send_signal(signal.SIGTERM)
         try:
-            child.wait(PATIENCE)
+            child.wait(TIME_LIMIT)
         finally:
             child.kill()
             child.wait()
@@ -124,7 +124,7 @@ def process(*program: str, **environment: str) -> Iterator[subprocess.Popen[byte
 
 def get(url: str) -> tuple[int, Any]:
     try:
-        with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
+        with urllib.request.urlopen(url, timeout=TIME_LIMIT) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)
@@ -138,7 +138,7 @@ def test_fastapi(redis_url: str) -> None:
         port = free.getsockname()[1]
     server = ("uvicorn", "fastapi_app:app", "--port", str(port), "--workers", "2", "--log-level", "warning")
     with process(*server, LEASEHOLD_STORE=redis_url) as child:
-        ends_at = time.monotonic() + PATIENCE
+        ends_at = time.monotonic() + TIME_LIMIT
         while True:
             try:
                 get(f"http://127.0.0.1:{port}/openapi.json")
@@ -174,7 +174,7 @@ def test_celery(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     celery_app.client.open().wait()
     with process(*worker, "--loglevel", "WARNING", "--without-gossip", BROKER=redis_url):
         results = [celery_app.train.delay(job) for job in range(8)]
-        done = [result.get(timeout=PATIENCE) for result in results]
+        done = [result.get(timeout=TIME_LIMIT) for result in results]
     assert {slot for slot, _, _ in done} == {1, 2}
     for slot in (1, 2):
         turns = sorted((begun, ended) for number, begun, ended in done if number == slot)

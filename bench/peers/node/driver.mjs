@@ -133,9 +133,9 @@ const commands = {
     return "ok";
   },
 
-  async wait(name, count, leaseMs, patienceMs) {
+  async wait(name, count, leaseMs, timeLimitMs) {
     for (let index = 0; index < count; index += 1) {
-      acquire(name, 1, leaseMs, patienceMs).then((release) => {
+      acquire(name, 1, leaseMs, timeLimitMs).then((release) => {
         if (release) firstGrant(now());
         return release?.();
       });

@@ -210,7 +210,7 @@ class Driver:
         self.held.append(lock)
         return "ok"
 
-    def wait(self, name, count, lease_ms, _patience_ms):
+    def wait(self, name, count, lease_ms, _time_limit_ms):
         def work():
             lock = self.peer(self.client, name, int(lease_ms) / 1000, keep=True)
             lock.acquire(None)

@@ -230,7 +230,7 @@ class Driver:
         await entered
         return "ok"
 
-    async def wait(self, name, count, lease_ms, _patience_ms):
+    async def wait(self, name, count, lease_ms, _time_limit_ms):
         # Otherwise memory that the collector frees later would be counted as well.
         gc.collect()
         semaphore = self.peer.open(name, 1, int(lease_ms) / 1000)

@@ -126,10 +126,10 @@ impl Server {
                 self.held.push(held);
                 Ok(Some("ok".to_owned()))
             }
-            ("wait", &[count, lease, patience]) => {
+            ("wait", &[count, lease, time_limit]) => {
                 let gate = self.contact.open(name, 1, Duration::from_millis(lease), true)?;
                 for _ in 0..count {
-                    self.wait(gate.clone(), patience);
+                    self.wait(gate.clone(), time_limit);
                 }
                 Ok(Some("ok".to_owned()))
             }
@@ -149,24 +149,24 @@ impl Server {
         }
     }
 
-    /// Waits in its own task; without a limit if the patience is 0.
-    fn wait(&self, gate: Gate, patience: u64) {
+    /// Waits in its own task; without a limit if the time limit is 0.
+    fn wait(&self, gate: Gate, time_limit: u64) {
         match gate {
             // As a user would write it, with nothing in the task that only the bench needs.
-            Gate::Semaphore(semaphore) if patience == 0 => {
+            Gate::Semaphore(semaphore) if time_limit == 0 => {
                 tokio::spawn(async move { drop(semaphore.acquire().await) })
             }
-            Gate::Tokio(semaphore) if patience == 0 => {
+            Gate::Tokio(semaphore) if time_limit == 0 => {
                 tokio::spawn(async move { drop(semaphore.acquire().await) })
             }
             Gate::Idle => tokio::spawn(std::future::pending()),
-            Gate::Lock(lock) if patience == 0 => {
+            Gate::Lock(lock) if time_limit == 0 => {
                 tokio::spawn(async move { drop(lock.acquire().await) })
             }
-            Gate::Rslock { manager, key, lease } if patience == 0 => {
+            Gate::Rslock { manager, key, lease } if time_limit == 0 => {
                 tokio::spawn(async move { drop(manager.acquire(key.as_str(), lease).await) })
             }
-            gate => tokio::spawn(wait(gate, patience, self.first.clone())),
+            gate => tokio::spawn(wait(gate, time_limit, self.first.clone())),
         };
     }
 
@@ -275,8 +275,8 @@ impl Server {
     }
 }
 
-async fn wait(mut gate: Gate, patience: u64, first: watch::Sender<u64>) {
-    let Ok(Some(held)) = gate.acquire(Duration::from_millis(patience)).await else { return };
+async fn wait(mut gate: Gate, time_limit: u64, first: watch::Sender<u64>) {
+    let Ok(Some(held)) = gate.acquire(Duration::from_millis(time_limit)).await else { return };
     let now = host::nanos();
     first.send_if_modified(|at| {
         let is_first = *at == 0;

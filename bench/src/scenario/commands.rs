@@ -14,7 +14,7 @@ use crate::report::Better;
 use crate::sample::{Sample, count};
 
 const COMMANDS: usize = 400;
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIME_LIMIT: Duration = Duration::from_secs(60);
 /// A command behaves differently right after joining and while it waits.
 const SETTLE: Duration = Duration::from_secs(2);
 
@@ -43,8 +43,8 @@ fn measure(bench: &mut Bench) -> Result<(), String> {
     let joined = || bench.runtime.block_on(semaphore.stats()).map(|stats| stats.waiting());
     // The store may be too busy to answer while all of them join.
     while joined().unwrap_or(0) < COMMANDS {
-        if begun.elapsed() > PATIENCE {
-            return Err(format!("not all of {COMMANDS} had joined after {PATIENCE:?}"));
+        if begun.elapsed() > TIME_LIMIT {
+            return Err(format!("not all of {COMMANDS} had joined after {TIME_LIMIT:?}"));
         }
         sleep(Duration::from_millis(100));
     }

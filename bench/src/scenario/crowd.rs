@@ -17,7 +17,7 @@ const CLIENTS: usize = 1000;
 const PROCESSES: usize = 4;
 /// The lease, in milliseconds.
 const LEASE_MS: u64 = 180_000;
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIME_LIMIT: Duration = Duration::from_secs(60);
 /// A client asks differently right after joining and while it waits.
 const SETTLE: Duration = Duration::from_secs(3);
 
@@ -43,14 +43,14 @@ fn measure(bench: &mut Bench) -> Result<(), String> {
         driver.send(&format!("crowd {name} {} {LEASE_MS}", CLIENTS / PROCESSES))?;
     }
     for driver in &mut crowd {
-        driver.answer(PATIENCE)?;
+        driver.answer(TIME_LIMIT)?;
     }
     let begun = Instant::now();
     let waiting = || bench.runtime.block_on(semaphore.stats()).map(|stats| stats.waiting());
     // The store may be too busy to answer while all of them join.
     while waiting().unwrap_or(0) < CLIENTS {
-        if begun.elapsed() > PATIENCE {
-            return Err(format!("not all of {CLIENTS} had joined after {PATIENCE:?}"));
+        if begun.elapsed() > TIME_LIMIT {
+            return Err(format!("not all of {CLIENTS} had joined after {TIME_LIMIT:?}"));
         }
         sleep(Duration::from_millis(100));
     }

@@ -8,7 +8,7 @@ use crate::contender::{Contender, SEMAPHORE, WAITING};
 use crate::driver::Driver;
 use crate::sample::count;
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIME_LIMIT: Duration = Duration::from_secs(10);
 
 pub(super) fn run(bench: &mut Bench) {
     let mut rounds = 0;
@@ -39,19 +39,19 @@ pub(super) fn each(
     let name = bench.name();
     let hold = format!("hold {name} 10000");
     // A contender that can wait without a limit does, because a limit costs memory as well.
-    let patience = if contender.is_bare() { 0 } else { 9000 };
+    let time_limit = if contender.is_bare() { 0 } else { 9000 };
     let mut others = Driver::start(contender, &bench.url)?;
     let mut holder = None;
     if contender.is_on_redis() {
-        holder.insert(Driver::start(contender, &bench.url)?).call(&hold, PATIENCE)?;
+        holder.insert(Driver::start(contender, &bench.url)?).call(&hold, TIME_LIMIT)?;
     } else {
-        others.call(&hold, PATIENCE)?;
+        others.call(&hold, TIME_LIMIT)?;
     }
     // One waiter first, so that the memory that every process needs once does not count.
-    others.call(&format!("wait {name} 1 10000 {patience}"), PATIENCE)?;
+    others.call(&format!("wait {name} 1 10000 {time_limit}"), TIME_LIMIT)?;
     std::thread::sleep(contention::SETTLE);
     let before = others.resident()?;
-    others.call(&format!("wait {name} {waiters} 10000 {patience}"), PATIENCE)?;
+    others.call(&format!("wait {name} {waiters} 10000 {time_limit}"), TIME_LIMIT)?;
     std::thread::sleep(contention::SETTLE * 2);
     let after = others.resident()?;
     drop(holder);

@@ -19,7 +19,7 @@ use crate::sample::Sample;
 /// How long a waiter holds: long enough for the previous holder to have joined the queue again.
 const HOLD: Duration = Duration::from_millis(2);
 /// A library that polls ten times a second may need this long for the next grant.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIME_LIMIT: Duration = Duration::from_secs(5);
 
 const MEASURES: [(&str, f64); 3] = [("p50", 0.5), ("p99", 0.99), ("max", 1.0)];
 
@@ -122,7 +122,7 @@ pub(super) fn ring(
             match word.as_str() {
                 "released" => released = Some(at),
                 "granted" => granted = Some((side, at)),
-                _ => return Err(format!("said {word:?}")),
+                _ => return Err(format!("line {word:?}")),
             }
         }
         let (Some(released), Some((side, granted))) = (released, granted) else { continue };
@@ -131,7 +131,7 @@ pub(super) fn ring(
             delays.0.push(contention::between(released, granted));
         }
         // A slow contender has more time for its first hand-off that counts.
-        if Instant::now() > until && (!delays.is_empty() || until.elapsed() > PATIENCE) {
+        if Instant::now() > until && (!delays.is_empty() || until.elapsed() > TIME_LIMIT) {
             break;
         }
         sides[holder].send("rejoin")?;
@@ -146,13 +146,13 @@ pub(super) fn ring(
 
 fn next(sides: &mut [Driver; 2], expected: &str) -> Result<(usize, u64), String> {
     let (side, word, at) = next_of(sides)?;
-    if word == expected { Ok((side, at)) } else { Err(format!("said {word:?}")) }
+    if word == expected { Ok((side, at)) } else { Err(format!("line {word:?}")) }
 }
 
 /// Returns the next line of either process.
 fn next_of(sides: &mut [Driver; 2]) -> Result<(usize, String, u64), String> {
     let begun = Instant::now();
-    while begun.elapsed() < PATIENCE {
+    while begun.elapsed() < TIME_LIMIT {
         for (index, side) in sides.iter_mut().enumerate() {
             let Some(line) = side.line_by_now() else { continue };
             let (word, at) = line.split_once(' ').unwrap_or((&line, ""));
@@ -164,5 +164,5 @@ fn next_of(sides: &mut [Driver; 2]) -> Result<(usize, String, u64), String> {
         // The lines contain their times, so it does not matter when they are read.
         std::thread::sleep(Duration::from_micros(100));
     }
-    Err(format!("no waiter was granted the permit within {PATIENCE:?}"))
+    Err(format!("no waiter was granted the permit within {TIME_LIMIT:?}"))
 }

@@ -10,7 +10,7 @@ use crate::driver::Driver;
 use crate::sample::{Sample, count};
 
 const LEASE: Duration = Duration::from_secs(2);
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIME_LIMIT: Duration = Duration::from_secs(10);
 
 pub(super) fn run(bench: &mut Bench) {
     let what = "from the kill to the next holder";
@@ -52,11 +52,11 @@ fn recover(
     let mut holder = Driver::start(contender, url)?;
     let mut other = Driver::start(contender, url)?;
     let lease = LEASE.as_millis();
-    holder.call(&format!("hold {name} {lease}"), PATIENCE)?;
-    other.call(&format!("wait {name} 1 {lease} {}", PATIENCE.as_millis()), PATIENCE)?;
+    holder.call(&format!("hold {name} {lease}"), TIME_LIMIT)?;
+    other.call(&format!("wait {name} 1 {lease} {}", TIME_LIMIT.as_millis()), TIME_LIMIT)?;
     thread::sleep(into);
     let killed = holder.kill();
-    let granted = other.call("granted", PATIENCE)?.first().copied().unwrap_or(0);
+    let granted = other.call("granted", TIME_LIMIT)?.first().copied().unwrap_or(0);
     if granted < killed {
         return Err("another waiter was granted the permit while the holder was alive".to_owned());
     }

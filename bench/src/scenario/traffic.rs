@@ -90,12 +90,12 @@ impl<'a> Counter<'a> {
 
 /// One process holds, and twenty waiters of another process wait for longer than the measurement.
 fn waiting(bench: &mut Bench, contender: &'static Contender) -> Result<(), String> {
-    let (name, patience) = (bench.name(), Duration::from_secs(5));
+    let (name, time_limit) = (bench.name(), Duration::from_secs(5));
     let counter = Counter::new(bench);
     let [mut holder, mut others] = contention::two(contender, &counter.url())?;
-    holder.call(&format!("hold {name} 10000"), patience)?;
+    holder.call(&format!("hold {name} 10000"), time_limit)?;
     let alone = counter.now()?;
-    others.call(&format!("wait {name} {WAITERS} 10000 9000"), patience)?;
+    others.call(&format!("wait {name} {WAITERS} 10000 9000"), time_limit)?;
     std::thread::sleep(contention::SETTLE);
     let (begun, before) = (std::time::Instant::now(), counter.now()?);
     std::thread::sleep(bench.window() * 3);
@@ -119,19 +119,19 @@ fn waiting(bench: &mut Bench, contender: &'static Contender) -> Result<(), Strin
 /// One task without contention, and twenty that compete.
 fn granting(bench: &mut Bench, contender: &'static Contender) -> Result<(), String> {
     let (name, wanted) = (bench.name(), bench.name());
-    let patience = Duration::from_secs(20);
+    let time_limit = Duration::from_secs(20);
     let counter = Counter::new(bench);
     let mut driver = Driver::start(contender, &counter.url())?;
     // A few pairs first, so that it is connected and its scripts are loaded.
-    driver.call(&format!("repeat {name} 10"), patience)?;
+    driver.call(&format!("repeat {name} 10"), time_limit)?;
     let before = counter.now()?;
-    driver.call(&format!("repeat {name} {PAIRS}"), patience)?;
+    driver.call(&format!("repeat {name} {PAIRS}"), time_limit)?;
     let after = counter.now()?;
     let starts_at = crate::host::nanos() + 10_000_000;
     let ends_at = starts_at + u64::try_from((bench.window() * 2).as_nanos()).expect("short");
     let step = 1_000_000;
     driver.send(&format!("contend {wanted} {WAITERS} {starts_at} {step} 2000000 {ends_at}"))?;
-    let waits = driver.waits(patience)?;
+    let waits = driver.waits(time_limit)?;
     let then = counter.now()?;
     drop(driver);
     let who = contender.name;

@@ -15,7 +15,7 @@ use crate::report::Better;
 use crate::sample::{Sample, count};
 
 const WAITERS: usize = 100_000;
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIME_LIMIT: Duration = Duration::from_secs(30);
 /// The lease.
 const LEASE: Duration = Duration::from_secs(180);
 
@@ -40,7 +40,7 @@ fn measure(bench: &mut Bench) -> Result<(), String> {
     });
     let mut driver = Driver::start(&SEMAPHORE, &proxy.url())?;
     let (begun, empty) = (Instant::now(), driver.resident()?);
-    driver.call(&format!("wait {name} {WAITERS} {} 0", LEASE.as_millis()), PATIENCE)?;
+    driver.call(&format!("wait {name} {WAITERS} {} 0", LEASE.as_millis()), TIME_LIMIT)?;
     let waiting = || bench.runtime.block_on(semaphore.stats()).map(|stats| stats.waiting());
     while waiting().map_err(|why| why.to_string())? < WAITERS {
         sleep(Duration::from_millis(20));

@@ -26,7 +26,7 @@ const LONGEST_REST: Duration = Duration::from_secs(60);
 
 /// A poll that takes longer than this fails if the client has lost its connection. Otherwise the poll would wait for the end
 /// of the outage, and the pause after it would be far too long.
-const PATIENCE: Duration = Duration::from_millis(500);
+const TIME_LIMIT: Duration = Duration::from_millis(500);
 
 /// The number of names whose histories are kept.
 const MOST_HISTORIES: usize = 2000;
@@ -155,7 +155,7 @@ impl Monitor {
     }
 }
 
-/// Returns the result of reading the store. Fails early if the connection is lost: see [`PATIENCE`].
+/// Returns the result of reading the store. Fails early if the connection is lost: see [`TIME_LIMIT`].
 pub(crate) async fn unless_lost<T>(
     client: &Client,
     read: impl Future<Output = Result<T, Error>>,
@@ -166,13 +166,13 @@ pub(crate) async fn unless_lost<T>(
     }
 }
 
-/// Waits until the connection has been lost for [`PATIENCE`], and returns why.
+/// Waits until the connection has been lost for [`TIME_LIMIT`], and returns why.
 async fn lost_connection(client: &Client) -> ReadFailure {
     loop {
-        tokio::time::sleep(PATIENCE).await;
+        tokio::time::sleep(TIME_LIMIT).await;
         if let Some(outage) = client.outage() {
             let lasts = outage.since.elapsed();
-            if lasts >= PATIENCE {
+            if lasts >= TIME_LIMIT {
                 let since = SystemTime::now().checked_sub(lasts).unwrap_or_else(SystemTime::now);
                 return ReadFailure { error: outage.error, since };
             }

@@ -18,8 +18,8 @@ use crate::failure::log_line;
 use crate::output::{ago, one_line, ordinal};
 
 /// A shorter wait is not worth a line on a terminal, nor in a log.
-const PATIENCE: Duration = Duration::from_millis(150);
-const LOG_PATIENCE: Duration = Duration::from_secs(1);
+const TIME_LIMIT: Duration = Duration::from_millis(150);
+const LOG_TIME_LIMIT: Duration = Duration::from_secs(1);
 /// How often the elapsed time is drawn, and how often the store is queried.
 const DRAW: Duration = Duration::from_millis(200);
 const READ_INTERVAL: Duration = Duration::from_secs(1);
@@ -29,14 +29,14 @@ const SHORTEST_OUTAGE: Duration = Duration::from_millis(500);
 /// The messages of one wait. Dropping it clears the line on the terminal.
 #[derive(Debug)]
 pub(crate) struct Waiting {
-    line: Line,
+    line: StatusLine,
     outages: Outages,
 }
 
 impl Waiting {
     /// `place` is the URL of the store without secrets.
     pub(crate) fn new(what: &str, client: &Client, place: &str, verbose: bool) -> Self {
-        let line = Line::new(what, verbose);
+        let line = StatusLine::new(what, verbose);
         let (client, place, bar) = (client.clone(), place.to_owned(), line.bar.clone());
         Self { line, outages: Outages { client, place, bar, since: None } }
     }
@@ -80,8 +80,8 @@ impl Outages {
 
     fn begin(&mut self, since: Instant, error: &Error) {
         // If the store denies access, the wait ends with an error, so this is not an outage.
-        let may_pass = matches!(error, Error::Unavailable { .. });
-        if self.since.is_none() && may_pass && since.elapsed() >= SHORTEST_OUTAGE {
+        let is_transient = matches!(error, Error::Unavailable { .. });
+        if self.since.is_none() && is_transient && since.elapsed() >= SHORTEST_OUTAGE {
             self.since = Some(since);
             self.say(&unreachable(error, &self.place));
         }
@@ -166,7 +166,7 @@ fn cause(error: &Error, place: &str) -> String {
 
 /// The line on a terminal, or the lines on stderr.
 #[derive(Debug)]
-struct Line {
+struct StatusLine {
     what: String,
     since: Instant,
     bar: Option<ProgressBar>,
@@ -174,7 +174,7 @@ struct Line {
     logged_gist: String,
 }
 
-impl Line {
+impl StatusLine {
     fn new(what: &str, verbose: bool) -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
@@ -239,7 +239,7 @@ impl Line {
     /// Draws the answers of `read_status`. If it returns `None`, the last answer stays.
     async fn show(&mut self, read_status: impl AsyncFn() -> Option<WaitStatus>) {
         let once = self.bar.is_none() && !self.verbose;
-        sleep(if once { LOG_PATIENCE } else { PATIENCE }).await;
+        sleep(if once { LOG_TIME_LIMIT } else { TIME_LIMIT }).await;
         let mut status = WaitStatus::default();
         loop {
             if let Some(answer) = read_status().await {
@@ -307,7 +307,7 @@ fn columns() -> Option<usize> {
     (size.ws_col > 0).then_some(size.ws_col.into())
 }
 
-impl Drop for Line {
+impl Drop for StatusLine {
     fn drop(&mut self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();

@@ -11,7 +11,7 @@ use crate::engine::ticket::Ticket;
 use crate::engine::watch::{Acquiring, Id};
 use crate::machine::ReleaseHint;
 use crate::name::positive;
-use crate::semaphore::Handle;
+use crate::semaphore::SemaphoreInner;
 use crate::{AcquisitionId, Error, Permit};
 
 /// A future that resolves to a [`Permit`]: see [`Semaphore::acquire`](crate::Semaphore::acquire).
@@ -35,7 +35,7 @@ use crate::{AcquisitionId, Error, Permit};
 pub struct Acquire {
     id: AcquisitionId,
     /// `None` once the permit has been returned.
-    semaphore: Option<Arc<Handle>>,
+    semaphore: Option<Arc<SemaphoreInner>>,
     wait: bool,
     weight: u32,
     within: Option<Duration>,
@@ -44,7 +44,11 @@ pub struct Acquire {
 
 impl Acquire {
     #[inline]
-    pub(crate) fn new(semaphore: Arc<Handle>, wait: bool, within: Option<Duration>) -> Self {
+    pub(crate) fn new(
+        semaphore: Arc<SemaphoreInner>,
+        wait: bool,
+        within: Option<Duration>,
+    ) -> Self {
         let id = semaphore.engine.core().next_id();
         Self {
             id,
@@ -183,7 +187,7 @@ impl Acquire {
                 Some(limit) => Some(positive("within", *limit)?),
                 None => None,
             };
-            let Handle { spec, .. } = &**semaphore;
+            let SemaphoreInner { spec, .. } = &**semaphore;
             let Self { id, weight, wait, .. } = *self;
             if weight != 1 {
                 check_weight(weight, spec)?;

@@ -16,7 +16,7 @@ use crate::clock::{Moment, Span};
 use crate::machine::lock::{LockCommand, LockOutcome, Record};
 use crate::machine::pool::PoolQuery;
 use crate::machine::pool::{PoolCommand, PoolOutcome};
-use crate::machine::{Command, Declared, Held, Reply, Steered, Subject};
+use crate::machine::{Command, Declared, Held, LimitsChanged, Reply, Subject};
 use crate::name::Name;
 use crate::stats::PoolStats;
 use crate::stats::{Query, SemaphoreStats};
@@ -188,9 +188,9 @@ pub(crate) trait RemoteBackend: Send + Sync {
         Box::pin(std::future::ready(Ok(false)))
     }
 
-    /// Changes the limits of a name, by [`Command::Steer`]. The command has no sender, so waiters of this client that
+    /// Changes the limits of a name, by [`Command::ChangeLimits`]. The command has no sender, so waiters of this client that
     /// are granted a permit by it are woken like all others.
-    fn steer(&self, name: &Name, steer: Command) -> BoxFuture<Steered>;
+    fn change_limits(&self, name: &Name, change: Command) -> BoxFuture<LimitsChanged>;
 
     /// Looks up the key of the lock that this id holds. Returns `None` if no lookup is needed, because the store finds
     /// the key when it applies the command.

@@ -403,7 +403,7 @@ impl<T: Clone> NameCore<T> {
         }
         commands.sort_by_key(|command| match command {
             Command::Release { .. } => 0,
-            Command::Renew { .. } | Command::Steer { .. } | Command::Sweep => 1,
+            Command::Renew { .. } | Command::ChangeLimits { .. } | Command::Sweep => 1,
             Command::Enqueue { .. } => 2,
         });
         self.in_flight += usize::from(!commands.is_empty());

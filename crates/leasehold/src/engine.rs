@@ -283,7 +283,7 @@ impl Core {
         self.lock_waiters.wake_all();
     }
 
-    /// Puts a source in line that the store has not been able to serve since that moment. The source rests before it is sent again.
+    /// Puts a source in the queue that the store has not been able to serve since that moment. The source rests before it is sent again.
     fn send_later(
         &self,
         source: &Arc<dyn Source>,
@@ -295,7 +295,7 @@ impl Core {
         self.stopped.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 
-    /// Puts a source in line that has something to send.
+    /// Puts a source in the queue that has something to send.
     fn send(&self, source: &Arc<dyn Source>, urgency: Urgency) -> Result<(), Error> {
         // A forked process has the same socket, and must not write to it.
         if let Some(error) = self.stopped() {
@@ -330,7 +330,7 @@ impl Core {
         self.store.shared().is_some_and(|remote| remote.sends_from_any_thread())
     }
 
-    /// Makes the engine's thread look at the line. If the thread is awake, it looks before it sleeps. Each side first
+    /// Makes the engine's thread look at the queue. If the thread is awake, it looks before it sleeps. Each side first
     /// writes its own flag and then reads the other's, so at least one of the two sees the other.
     fn wake_thread(&self) -> Result<(), Error> {
         let was_requested = self.wake_requested.swap(true, Ordering::SeqCst);

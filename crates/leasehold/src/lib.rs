@@ -52,6 +52,7 @@ mod error;
 mod fence;
 mod guard;
 mod id;
+mod limits;
 mod lock;
 mod machine;
 mod manual_clock;
@@ -69,7 +70,6 @@ mod semaphore;
 #[cfg(all(test, feature = "redis"))]
 mod simulation;
 mod stats;
-mod steering;
 #[cfg(test)]
 mod tests;
 #[cfg(feature = "tower")]
@@ -96,6 +96,7 @@ pub use engine::watch::{EventResult, Operation as PoolOperation};
 pub use error::{Error, ErrorKind, LossReason};
 pub use fence::{Fence, FenceGate, StaleFence};
 pub use id::{AcquisitionId, ClientId, LockId};
+pub use limits::{Drain, Pause};
 pub use lock::{
     Capabilities, HeldLock, Lock, LockBuilder, LockEvent, LockGuard, LockInfo, LockOperation,
     LockReason, LockResult, Locks, RawLockInfo,
@@ -112,7 +113,6 @@ pub use semaphore::{Semaphore, SemaphoreBuilder};
 pub use stats::{
     ClientInfo, Member, Paused, PoolMember, PoolStats, RateLimit, SemaphoreStats, WaitsFor,
 };
-pub use steering::{Drain, Pause};
 
 /// Runs the examples of the README.
 #[cfg(doctest)]

@@ -32,7 +32,7 @@
 //!   grant, and the permit has its whole lease. Any other client receives a wake-up that says the same, and has
 //!   `confirm_within` to renew the permit. A waiter that does not fit ends the grant, so that no later waiter overtakes
 //!   it. The machine has not tried to reach that waiter. If a client turns out to be dead, its members are removed.
-//! - *enqueue*, *renew*, *release*, *steer*: see [`Command`]. Cancel is a release by a waiter.
+//! - *enqueue*, *renew*, *release*, *change limits*: see [`Command`]. Cancel is a release by a waiter.
 //!
 //! A wake-up can stay in the socket buffer of a paused process for any length of time. So the client trusts a wake-up
 //! only if it can prove the largest age that the wake-up may have. Otherwise it renews first, and trusts the reply.
@@ -82,7 +82,7 @@ pub(crate) use command::{
     Share, Subject, Terms,
 };
 pub(crate) use in_memory::InMemory;
-pub(crate) use limits::{Limits, Steer, Steered};
+pub(crate) use limits::{LimitChange, Limits, LimitsChanged};
 #[cfg(any(feature = "redis", all(feature = "local", target_os = "linux")))]
 pub(crate) use limits::{Pace, Pause};
 pub(crate) use questions::Row;
@@ -115,20 +115,20 @@ impl<R: Rows> Machine<R> {
             Command::Release { id, hint } => {
                 return self.release(*id, *hint, call).map(|(role, _)| Outcome::Removed(role));
             }
-            Command::Steer { capacity, steer } if crate::broken::is("resume") => {
-                return Ok(Outcome::Steered(self.steer(*capacity, steer, call)?));
+            Command::ChangeLimits { capacity, change } if crate::broken::is("resume") => {
+                return Ok(Outcome::LimitsChanged(self.change_limits(*capacity, change, call)?));
             }
             Command::Renew { .. } | Command::Sweep if self.rows.row().waiting > 0 => {
                 self.remove_dead_clients()?;
             }
-            Command::Renew { .. } | Command::Steer { .. } | Command::Sweep => {}
+            Command::Renew { .. } | Command::ChangeLimits { .. } | Command::Sweep => {}
         }
         self.expire(call)?;
         self.grant(call)?;
         let outcome = match command {
             Command::Renew { id, terms } => self.renew(*id, *terms, call.now)?,
-            Command::Steer { capacity, steer } => {
-                Outcome::Steered(self.steer(*capacity, steer, call)?)
+            Command::ChangeLimits { capacity, change } => {
+                Outcome::LimitsChanged(self.change_limits(*capacity, change, call)?)
             }
             _ => Outcome::Swept,
         };
@@ -361,7 +361,7 @@ impl<R: Rows> Machine<R> {
         tag: R::Tag,
     ) -> Result<(), R::Error> {
         let place = self.rows.row().next_place;
-        let alive_by = terms.patience().map(|patience| now + patience);
+        let alive_by = terms.waiter_lease().map(|waiter_lease| now + waiter_lease);
         let stage = Stage::Waiting { place, terms, share };
         self.rows.insert(id, Member { since: now, alive_by, stage }, tag)?;
         let row = self.rows.row_mut();
@@ -388,7 +388,7 @@ impl<R: Rows> Machine<R> {
         let mut renewed = member;
         let outcome = match &mut renewed.stage {
             Stage::Waiting { place, .. } => {
-                renewed.alive_by = terms.patience().map(|patience| now + patience);
+                renewed.alive_by = terms.waiter_lease().map(|waiter_lease| now + waiter_lease);
                 Some(Outcome::Waiting { ahead: self.rows.waiters_before(*place)? })
             }
             Stage::Holding { unclaimed, .. } => {

@@ -51,8 +51,8 @@ use crate::broken::while_broken;
 use crate::client_core::{Answered, Timer};
 use crate::clock::{Moment, Span, Time};
 use crate::machine::{
-    Circumstances, Command, Declared, Effects, Held, Machine, MemberView, Outcome, Rate,
-    ReleaseHint, Role, Share, Steer, Terms,
+    Circumstances, Command, Declared, Effects, Held, LimitChange, Machine, MemberView, Outcome,
+    Rate, ReleaseHint, Role, Share, Terms,
 };
 use crate::machine::{Reach, Reply, Rows};
 use crate::{AcquisitionId, ClientId, Error, Fence};
@@ -141,14 +141,14 @@ enum Action {
     /// sent, or in the opposite one.
     Reconnect(usize, bool),
     /// The client learns that a message of an old connection will not be answered.
-    Settle(Message),
+    EndRequest(Message),
     Cut(usize),
     Restore(usize),
     /// The client dies, and another client takes its place. The store still believes that the dead client is connected.
     Crash(usize),
     /// The store notices that the dead client is disconnected.
     Notice(usize),
-    Steer(Steer),
+    ChangeLimits(LimitChange),
     /// An operator removes a waiter.
     Cancel(AcquisitionId),
     Tick,
@@ -182,16 +182,16 @@ impl World {
     }
 
     /// The changes that an operator may make now.
-    fn steers(&self, state: &State) -> Vec<Steer> {
+    fn limit_changes(&self, state: &State) -> Vec<LimitChange> {
         let limits = state.store.machine.limits();
         if !self.operator || limits.capacity() == 0 {
             return Vec::new();
         }
         let pause = match &limits.paused {
-            Some(_) => Steer::Resume,
+            Some(_) => LimitChange::Resume,
             None => store::pause(),
         };
-        vec![pause, Steer::Declare(3 - limits.capacity())]
+        vec![pause, LimitChange::Declare(3 - limits.capacity())]
     }
 
     fn deliver(&self, state: &mut State, message: Message) {
@@ -281,7 +281,7 @@ impl World {
                 next.disconnect(self, slot, reversed);
                 next.reconnected(slot);
             }
-            Action::Settle(message) => next.settle(&message),
+            Action::EndRequest(message) => next.end_request(&message),
             Action::Cut(slot) => {
                 next.disconnect(self, slot, false);
                 next.client(slot).connected = false;
@@ -289,7 +289,7 @@ impl World {
             Action::Restore(slot) => next.reconnected(slot),
             Action::Crash(slot) => next.crash(self, slot),
             Action::Notice(slot) => next.client(slot).half_open = false,
-            Action::Steer(steer) => next.steer(&steer),
+            Action::ChangeLimits(change) => next.change_limits(&change),
             Action::Cancel(id) => next.cancel(self, id),
             Action::Tick => next.now = state.now + TICK,
         }
@@ -359,7 +359,7 @@ impl Model for World {
                 }
             }
         }
-        actions.extend(self.steers(state).into_iter().map(Action::Steer));
+        actions.extend(self.limit_changes(state).into_iter().map(Action::ChangeLimits));
         if self.cancels {
             let waiters = state.store.machine.waiters().map(|row| row.id);
             actions.extend(waiters.map(Action::Cancel));
@@ -370,7 +370,7 @@ impl Model for World {
             }
             match message.over() {
                 Some(Over::Current) => {}
-                Some(Over::Old) => actions.push(Action::Settle(message.clone())),
+                Some(Over::Old) => actions.push(Action::EndRequest(message.clone())),
                 Some(Over::Closed) | None => actions.push(Action::Lose(message.clone())),
             }
         }

@@ -14,7 +14,7 @@ use crate::engine::name_state::ReleasedBy;
 use crate::engine::ticket::{Grant, Ticket};
 use crate::engine::watch::Acquiring;
 use crate::machine::ReleaseHint;
-use crate::semaphore::Handle;
+use crate::semaphore::SemaphoreInner;
 use crate::{AcquisitionId, Error, Fence, LossReason};
 
 /// A guard that holds a permit until it is released or dropped.
@@ -38,7 +38,7 @@ use crate::{AcquisitionId, Error, Fence, LossReason};
 #[must_use = "dropping the guard releases the permit"]
 pub struct Permit {
     /// `None` once the permit was released or detached.
-    semaphore: Option<Arc<Handle>>,
+    semaphore: Option<Arc<SemaphoreInner>>,
     id: AcquisitionId,
     grant: Grant,
     /// `None` if only a release can end the permit and the acquire did not have to wait.
@@ -48,7 +48,7 @@ pub struct Permit {
 impl Permit {
     #[inline]
     pub(crate) fn new(
-        semaphore: Arc<Handle>,
+        semaphore: Arc<SemaphoreInner>,
         id: AcquisitionId,
         grant: Grant,
         ticket: Option<Arc<Ticket>>,
@@ -211,7 +211,7 @@ impl Permit {
 }
 
 #[cold]
-fn report_acquired(semaphore: &Handle, id: AcquisitionId, grant: &Grant) {
+fn report_acquired(semaphore: &SemaphoreInner, id: AcquisitionId, grant: &Grant) {
     event!(
         debug,
         name = semaphore.spec.named.name().as_str(),

@@ -49,12 +49,12 @@ const MIN_TTL: Duration = Duration::from_millis(100);
 /// ```
 #[derive(Clone)]
 pub struct Semaphore {
-    pub(crate) inner: Arc<Handle>,
+    pub(crate) inner: Arc<SemaphoreInner>,
 }
 
 /// The settings of a semaphore handle, and the client that made it. Every handle, future and guard has one.
 #[derive(Debug)]
-pub(crate) struct Handle {
+pub(crate) struct SemaphoreInner {
     pub(crate) spec: Arc<SemaphoreSpec>,
     /// Keeps the client's names and its thread alive.
     pub(crate) engine: Arc<Engine>,
@@ -172,7 +172,7 @@ impl Semaphore {
     /// # Cancel safety
     /// If the future is dropped after it was first polled, the release continues in the background.
     pub async fn release(&self, id: &AcquisitionId) -> Result<bool, Error> {
-        let Handle { spec, .. } = &*self.inner;
+        let SemaphoreInner { spec, .. } = &*self.inner;
         spec.named.release(*id, spec, ReleasedBy::Id).done().await
     }
 
@@ -524,7 +524,7 @@ impl SemaphoreBuilder {
             max_acquire_time,
             watch,
         });
-        let inner = Handle { spec, engine };
+        let inner = SemaphoreInner { spec, engine };
         Ok(Semaphore { inner: Arc::new(inner) })
     }
 }

@@ -36,7 +36,7 @@ use std::collections::{BTreeMap, BinaryHeap};
 
 use fastrand::Rng;
 use torture::check::{History, Violation};
-use torture::driver::{Change, Life, LifeEnd};
+use torture::driver::{Change, Lifetime, LifetimeEnd};
 use torture::fault::{Fault, Kind, Scope};
 use torture::history::{Event as Noted, How, Line};
 use torture::plan::{Rate as ThingRate, Thing};
@@ -80,7 +80,7 @@ const THINGS: [Thing; 7] = [
     Thing { ttl: Some(4 * SECOND), ..Thing::semaphore("limited", 2, 3 * SECOND) },
     Thing::semaphore("weighed", 4, 3 * SECOND).weighed(4).numbered(),
     Thing::semaphore("paced", 3, 3 * SECOND).paced(10, 2),
-    Thing::semaphore("steered", 3, 3 * SECOND).steered(),
+    Thing::semaphore("operated", 3, 3 * SECOND).operated(),
 ];
 
 /// What can happen at a time.
@@ -147,7 +147,7 @@ struct Simulation<'a> {
     /// For each injection that has begun, when.
     begun: BTreeMap<usize, Micros>,
     connections: u64,
-    lives: Vec<(Life, Vec<Line>)>,
+    lives: Vec<(Lifetime, Vec<Line>)>,
     changes: Vec<Change>,
     /// The acquisition that an id belongs to: its worker, its life, and its number.
     ids: BTreeMap<AcquisitionId, (usize, u32, u64)>,

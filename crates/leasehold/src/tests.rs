@@ -26,7 +26,7 @@ const LAYERS: [&str; 7] = [
     "backend | client_core",
     "model simulation",
     "engine",
-    "acquire blocking client guard lock observer permit pool semaphore steering tower",
+    "acquire blocking client guard lock observer permit limits pool semaphore tower",
 ];
 
 /// Returns the layer of a module, and its place between the bars.

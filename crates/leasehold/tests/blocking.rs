@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use leasehold::blocking::{self, Wait};
 use leasehold::{AcquireStatus, Client, Error, LossReason, Permit, Retry, Semaphore};
-use testkit::wait::{PATIENCE, eventually, until};
+use testkit::wait::{TIME_LIMIT, eventually, until};
 
 fn has_waiters(semaphore: &Semaphore, expected: usize) {
-    until("the waiters are queued", PATIENCE, || {
+    until("the waiters are queued", TIME_LIMIT, || {
         let waiting = semaphore.stats().wait().unwrap().waiting();
         if waiting == expected { Ok(()) } else { Err(format!("{waiting} wait")) }
     });
@@ -32,7 +32,7 @@ fn threads_share_permits(open: &(impl Fn() -> Client + Sync)) {
                         running.fetch_sub(1, Ordering::SeqCst);
                         runs.fetch_add(1, Ordering::SeqCst);
                     };
-                    semaphore.acquire().within(PATIENCE).blocking_with(work).unwrap();
+                    semaphore.acquire().within(TIME_LIMIT).blocking_with(work).unwrap();
                 }
             });
         }
@@ -67,7 +67,7 @@ fn a_thread_waits_its_turn(open: &(impl Fn() -> Client + Sync)) {
 
 /// Waits until the thread sleeps. A thread that polled in a loop would be runnable at every look.
 fn is_asleep(thread: &std::path::Path) {
-    until("the waiting thread sleeps", PATIENCE, || {
+    until("the waiting thread sleeps", TIME_LIMIT, || {
         let stat = std::fs::read_to_string(thread.join("stat")).unwrap();
         let state = stat.rsplit(") ").next().and_then(|rest| rest.chars().next());
         if state == Some('S') { Ok(()) } else { Err(format!("its state is {state:?}")) }
@@ -78,14 +78,14 @@ fn a_loss_is_reported_after_the_work(client: &Client) {
     let semaphore = client.semaphore("loss", 1).ttl(Duration::from_secs(1)).build().unwrap();
     let mut ran = false;
     let lost = semaphore.blocking_with(|permit| {
-        until("the loss", PATIENCE, || permit.check().map_or(Ok(()), |()| Err("held".into())));
+        until("the loss", TIME_LIMIT, || permit.check().map_or(Ok(()), |()| Err("held".into())));
         ran = true;
     });
     assert!(matches!(lost, Err(Error::Lost { reason: LossReason::TtlEnded, .. })), "{lost:?}");
     assert!(ran, "the work runs to its end");
     let lock = client.lock("loss").lease(Duration::from_secs(1)).build().unwrap();
     let lost = lock.blocking_with(|guard| {
-        until("the loss", PATIENCE, || guard.check().map_or(Ok(()), |()| Err("held".into())));
+        until("the loss", TIME_LIMIT, || guard.check().map_or(Ok(()), |()| Err("held".into())));
     });
     assert!(matches!(lost, Err(Error::Lost { reason: LossReason::LeaseEnded, .. })), "{lost:?}");
 }
@@ -94,7 +94,7 @@ fn a_panic_releases(client: &Client) {
     let semaphore = client.semaphore("panic", 1).build().unwrap();
     let work = || semaphore.blocking_with(|_| std::panic::resume_unwind(Box::new("on purpose")));
     assert!(catch_unwind(AssertUnwindSafe(|| work().map(|(): ()| ()))).is_err());
-    drop(semaphore.acquire().within(PATIENCE).wait().expect("the permit was released"));
+    drop(semaphore.acquire().within(TIME_LIMIT).wait().expect("the permit was released"));
 }
 
 fn locks_and_pools(client: &Client) {
@@ -120,15 +120,15 @@ fn locks_and_pools(client: &Client) {
     assert!(lease.release().wait().unwrap());
 }
 
-fn steering_and_statistics(client: &Client) {
-    let semaphore = client.semaphore("steered", 1).build().unwrap();
+fn limits_and_statistics(client: &Client) {
+    let semaphore = client.semaphore("limited", 1).build().unwrap();
     let held = semaphore.acquire().wait().unwrap();
     semaphore.set_capacity(2).wait().unwrap();
     semaphore.pause().reason("a test").wait().unwrap();
     assert!(semaphore.try_acquire().wait().unwrap().is_none());
     let busy = semaphore.drain().within(Duration::from_millis(20)).wait().unwrap_err();
     assert!(matches!(busy, Error::TimedOut { what: "drain", .. }), "{busy}");
-    let all = client.stats().names(["steered"]).fetch().wait().unwrap();
+    let all = client.stats().names(["limited"]).fetch().wait().unwrap();
     assert_eq!((all[0].held(), all[0].capacity()), (1, 2));
     let id = held.detach();
     assert!(semaphore.release(&id).wait().unwrap());
@@ -144,9 +144,9 @@ fn everything(open: impl Fn() -> Client + Sync) {
     a_loss_is_reported_after_the_work(&client);
     a_panic_releases(&client);
     locks_and_pools(&client);
-    steering_and_statistics(&client);
+    limits_and_statistics(&client);
     client.close().wait().unwrap();
-    let error = client.semaphore("steered", 1).build().map(drop);
+    let error = client.semaphore("limited", 1).build().map(drop);
     assert!(matches!(error, Err(Error::Closed)));
 }
 

@@ -15,7 +15,7 @@ use axum::routing::get;
 use http_body::Frame;
 use leasehold::tower::{Limit, LimitLayer};
 use leasehold::{Client, Error, ManualClock, Retry, Semaphore};
-use testkit::wait::{PATIENCE, deadline, eventually};
+use testkit::wait::{TIME_LIMIT, deadline, eventually};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Mutex, mpsc};
@@ -347,7 +347,8 @@ async fn the_service_that_was_ready_is_the_one_that_is_called() {
     let (limited, picky) = (api.clone(), Picky::default());
     let unready_calls = picky.unready_calls.clone();
     let mut service =
-        LimitLayer::new(move |_: &Request<()>| Ok(limited.acquire().within(PATIENCE))).layer(picky);
+        LimitLayer::new(move |_: &Request<()>| Ok(limited.acquire().within(TIME_LIMIT)))
+            .layer(picky);
     let held = api.acquire().await.unwrap();
     let mut calls = Vec::new();
     for _ in 0..3 {

@@ -17,7 +17,7 @@
 //! - **No descriptor is missed.** Opening and registering happen in one [`Section`], unregistering and closing in
 //!   another. Before a fork, the handler waits until no thread is in a section, and threads wait with theirs until the
 //!   fork is over.
-//! - **Nothing waits forever.** Both waits end after [`PATIENCE`], for example if a signal handler forks while its
+//! - **Nothing waits forever.** Both waits end after [`LONGEST_WAIT`], for example if a signal handler forks while its
 //!   thread is in a section. Then a copy may keep a descriptor, as it would without this module.
 
 use std::fmt;
@@ -30,7 +30,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// How long a fork waits for sections to end, and a section for forks to end.
-const PATIENCE: Duration = Duration::from_secs(1);
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
 /// The pause between two checks. Sections and forks usually take less.
 const PAUSE: Duration = Duration::from_micros(50);
 
@@ -138,7 +138,7 @@ impl Section {
             if FORKS.load(Ordering::SeqCst) <= 0 {
                 return Self;
             }
-            if Instant::now() >= *until.get_or_insert_with(|| Instant::now() + PATIENCE) {
+            if Instant::now() >= *until.get_or_insert_with(|| Instant::now() + LONGEST_WAIT) {
                 return Self;
             }
             SECTIONS.fetch_sub(1, Ordering::SeqCst);
@@ -259,7 +259,7 @@ extern "C" fn before() {
     FORKS.fetch_add(1, Ordering::SeqCst);
     let mut until = None;
     while SECTIONS.load(Ordering::SeqCst) > 0 {
-        if Instant::now() >= *until.get_or_insert_with(|| Instant::now() + PATIENCE) {
+        if Instant::now() >= *until.get_or_insert_with(|| Instant::now() + LONGEST_WAIT) {
             return;
         }
         thread::sleep(PAUSE);
@@ -501,7 +501,7 @@ mod tests {
         let begun = Instant::now();
         let section = Section::enter();
         let _copy = Copy::new();
-        assert!(begun.elapsed() >= PATIENCE);
+        assert!(begun.elapsed() >= LONGEST_WAIT);
         drop(section);
     }
 }

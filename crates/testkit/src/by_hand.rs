@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::wait::{PATIENCE, late};
+use crate::wait::{TIME_LIMIT, late};
 
 /// A waker that a thread can wait for.
 #[derive(Debug, Default)]
@@ -17,11 +17,11 @@ struct ThreadWaker {
 }
 
 impl ThreadWaker {
-    /// Waits until the waker is called. Returns false if that does not happen within `patience`.
-    fn wait(&self, patience: Duration) -> bool {
+    /// Waits until the waker is called. Returns false if that does not happen within `time_limit`.
+    fn wait(&self, time_limit: Duration) -> bool {
         let woken = self.woken.lock().unwrap();
         let (mut woken, _) =
-            self.changed.wait_timeout_while(woken, patience, |woken| !*woken).unwrap();
+            self.changed.wait_timeout_while(woken, time_limit, |woken| !*woken).unwrap();
         std::mem::take(&mut woken)
     }
 }
@@ -55,10 +55,10 @@ impl<'a, T> ByHand<'a, T> {
         Some(output)
     }
 
-    /// Returns whether the future was woken already, or is woken within `patience`.
+    /// Returns whether the future was woken already, or is woken within `time_limit`.
     #[must_use]
-    pub fn is_woken_within(&self, patience: Duration) -> bool {
-        self.waker.wait(patience)
+    pub fn is_woken_within(&self, time_limit: Duration) -> bool {
+        self.waker.wait(time_limit)
     }
 
     /// Polls until the future is ready, and only when it is woken. A lost wake-up fails the test.
@@ -70,7 +70,7 @@ impl<'a, T> ByHand<'a, T> {
             if let Some(output) = self.poll() {
                 return output;
             }
-            if !self.waker.wait(PATIENCE) {
+            if !self.waker.wait(TIME_LIMIT) {
                 late(Location::caller());
             }
         }
@@ -83,7 +83,7 @@ impl<T> std::fmt::Debug for ByHand<'_, T> {
     }
 }
 
-/// Runs a future on a thread without a runtime, for no longer than [`PATIENCE`].
+/// Runs a future on a thread without a runtime, for no longer than [`TIME_LIMIT`].
 #[track_caller]
 pub fn block_on<F: Future>(future: F) -> F::Output {
     let thread_waker = Arc::new(ThreadWaker::default());
@@ -93,7 +93,7 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
         if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
             return output;
         }
-        if !thread_waker.wait(PATIENCE) {
+        if !thread_waker.wait(TIME_LIMIT) {
             late(Location::caller());
         }
     }
@@ -104,7 +104,7 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
 pub fn until(mut condition: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !condition() {
-        if begun.elapsed() > PATIENCE {
+        if begun.elapsed() > TIME_LIMIT {
             late(Location::caller());
         }
         thread::sleep(Duration::from_micros(200));

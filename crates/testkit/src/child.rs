@@ -75,7 +75,7 @@ impl Child {
     /// # Panics
     ///
     /// If the child ends without another line, or takes longer than
-    /// [`PATIENCE`](crate::wait::PATIENCE).
+    /// [`TIME_LIMIT`](crate::wait::TIME_LIMIT).
     pub async fn says(&mut self) -> String {
         deadline(self.lines.recv()).await.expect("the child has ended")
     }

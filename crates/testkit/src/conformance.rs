@@ -31,6 +31,7 @@ pub mod capacity;
 pub mod closing;
 pub mod input;
 pub mod leases;
+pub mod limits;
 pub mod listing;
 pub mod lock_ends;
 pub mod lock_records;
@@ -41,7 +42,6 @@ pub mod pools;
 pub mod queue;
 pub mod rates;
 pub mod statistics;
-pub mod steering;
 pub mod weights;
 pub mod with;
 
@@ -119,7 +119,7 @@ macro_rules! conformance {
                 shrinking_drains,
                 growing_lets_waiters_in_before_newcomers,
                 clients_need_not_agree_on_a_capacity;
-            steering:
+            limits:
                 a_limit_that_grows_lets_waiters_in_at_once,
                 an_acquire_that_declares_nothing_new_changes_nothing,
                 an_undeclared_capacity_changes_nothing,
@@ -369,7 +369,7 @@ mod tests {
             include_str!("conformance/queue.rs"),
             include_str!("conformance/rates.rs"),
             include_str!("conformance/statistics.rs"),
-            include_str!("conformance/steering.rs"),
+            include_str!("conformance/limits.rs"),
             include_str!("conformance/weights.rs"),
             include_str!("conformance/with.rs"),
         ];

@@ -4,7 +4,7 @@
 //! seconds to start: Redis lets a primary wait that long before it accepts commands.
 //!
 //! Functions that change the cluster return when the change has taken effect, and panic with what
-//! they saw if it does not within [`PATIENCE`]. They block. An async test that has work to do in
+//! they saw if it does not within [`TIME_LIMIT`]. They block. An async test that has work to do in
 //! the meantime calls them through [`RedisCluster::blocking`].
 //!
 //! Nodes are named by their index: first the primaries in the order of their slots, then their
@@ -32,7 +32,7 @@ use std::time::Duration;
 use redis::FromRedisValue;
 
 use crate::redis_server::{Certificate, FIXTURE, Kind, RedisServer, escape};
-use crate::wait::{PATIENCE, blocking, until};
+use crate::wait::{TIME_LIMIT, blocking, until};
 pub use members::Reset;
 use slots::SLOTS;
 pub use slots::{SlotMove, slot_of, tag_of};
@@ -156,7 +156,7 @@ impl RedisCluster {
         for primary in 0..primaries {
             self.must::<()>(primary, &["FLUSHALL"]);
         }
-        until("replicas in CLUSTER SLOTS", PATIENCE, || {
+        until("replicas in CLUSTER SLOTS", TIME_LIMIT, || {
             for (index, node) in self.running() {
                 let ranges: redis::RedisResult<Vec<Vec<redis::Value>>> =
                     node.server.call(&["CLUSTER", "SLOTS"]);
@@ -262,7 +262,7 @@ impl RedisCluster {
     /// Waits until the running nodes agree about the cluster: every slot is served, no running
     /// node is considered failed, and every replica of a running primary is linked to it.
     pub fn wait_ready(&self) {
-        self.wait_ready_within(PATIENCE);
+        self.wait_ready_within(TIME_LIMIT);
     }
 
     /// As [`wait_ready`](Self::wait_ready), with another deadline.

@@ -1,7 +1,7 @@
 //! A real primary with two replicas for a test, monitored by three real sentinels, on loopback.
 //!
 //! Functions that change something return when the change has taken effect, and panic with what
-//! they saw if it does not within [`PATIENCE`]. They block. An async test that has work to do in
+//! they saw if it does not within [`TIME_LIMIT`]. They block. An async test that has work to do in
 //! the meantime calls them through [`RedisSentinel::blocking`].
 //!
 //! Servers and sentinels are named by their indices: the servers are 0, 1 and 2, of which 0 is the
@@ -31,7 +31,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::thread;
 
 use crate::redis_server::{FIXTURE, Kind, RedisServer};
-use crate::wait::{PATIENCE, blocking, until};
+use crate::wait::{TIME_LIMIT, blocking, until};
 
 /// The name under which the sentinels monitor the primary.
 pub const MASTER_NAME: &str = "mymaster";
@@ -136,7 +136,7 @@ impl RedisSentinel {
         };
         let set = Self { shared: Arc::new(shared) };
         // A sentinel learns of the replicas when it first looks at the primary.
-        until("replicas that are linked", PATIENCE, || set.replicating(0));
+        until("replicas that are linked", TIME_LIMIT, || set.replicating(0));
         thread::scope(|scope| {
             let starts: Vec<_> =
                 (0..SENTINELS).map(|_| scope.spawn(|| set.launch_sentinel(0, &[]))).collect();
@@ -200,7 +200,7 @@ impl RedisSentinel {
     /// The server that all running sentinels name as primary, once they agree.
     #[must_use]
     pub fn primary(&self) -> usize {
-        until("sentinels that agree", PATIENCE, || self.agreed())
+        until("sentinels that agree", TIME_LIMIT, || self.agreed())
     }
 
     /// The server that a sentinel names as primary.
@@ -212,7 +212,7 @@ impl RedisSentinel {
     /// Waits until the running sentinels agree on a primary that runs, every other running server
     /// is a replica of it, and the running sentinels consider all of them reachable.
     pub fn wait_ready(&self) {
-        until("servers and sentinels that are ready", PATIENCE, || self.ready());
+        until("servers and sentinels that are ready", TIME_LIMIT, || self.ready());
     }
 
     fn ready(&self) -> Result<(), String> {

@@ -36,7 +36,7 @@ use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
 pub use error::AcquireError;
-use wire::Line;
+use wire::Connection;
 pub use wire::Options;
 
 /// Document 001's default for the time after which a silent client counts as dead.
@@ -76,7 +76,7 @@ struct Inner {
     client: Client,
     namespace: String,
     options: Options,
-    line: Line,
+    connection: Connection,
     pinged: Mutex<HashMap<String, Pinged>>,
 }
 
@@ -104,8 +104,9 @@ impl Seed000 {
     /// If the server cannot be reached.
     pub async fn connect_with(url: &str, namespace: &str, options: Options) -> RedisResult<Self> {
         let (client, namespace) = (Client::open(url)?, namespace.to_owned());
-        let (line, pinged) = (Line::default(), Mutex::default());
-        let seed = Self { inner: Arc::new(Inner { client, namespace, options, line, pinged }) };
+        let (connection, pinged) = (Connection::default(), Mutex::default());
+        let seed =
+            Self { inner: Arc::new(Inner { client, namespace, options, connection, pinged }) };
         seed.call::<String>(&redis::cmd("PING")).await?;
         Ok(seed)
     }
@@ -157,15 +158,15 @@ impl Seed000 {
     ) -> Result<u64, AcquireError> {
         let begun = Instant::now();
         // Its own connection, because one that is blocked by `BLPOP` serves nothing else.
-        let line = Line::default();
+        let connection = Connection::default();
         self.queue(name, id, heartbeat, ttl).await?;
         loop {
             self.wake_up_nexts(name, limit, heartbeat, ttl).await?;
             if begun.elapsed() < self.inner.options.long_polling {
-                if self.pop_notification(&line, id, Some(POLL)).await? {
+                if self.pop_notification(&connection, id, Some(POLL)).await? {
                     break;
                 }
-            } else if self.pop_notification(&line, id, None).await? {
+            } else if self.pop_notification(&connection, id, None).await? {
                 break;
             } else {
                 // The documents prescribe short polling: there is no event to wait for.

@@ -5,15 +5,15 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// How long anything may take before a test fails. Far more than it should take.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const TIME_LIMIT: Duration = Duration::from_secs(20);
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Awaits the future, but fails the test after [`PATIENCE`].
+/// Awaits the future, but fails the test after [`TIME_LIMIT`].
 #[track_caller]
 pub fn deadline<F: Future>(future: F) -> impl Future<Output = F::Output> {
     let caller = Location::caller();
     async move {
-        let Ok(output) = tokio::time::timeout(PATIENCE, future).await else { late(caller) };
+        let Ok(output) = tokio::time::timeout(TIME_LIMIT, future).await else { late(caller) };
         output
     }
 }
@@ -58,5 +58,5 @@ pub fn until<T>(what: &str, within: Duration, mut probe: impl FnMut() -> Result<
 
 /// Fails the test, naming the caller that waited.
 pub(crate) fn late(caller: &Location<'_>) -> ! {
-    panic!("the condition at {caller} did not hold within {PATIENCE:?}")
+    panic!("the condition at {caller} did not hold within {TIME_LIMIT:?}")
 }

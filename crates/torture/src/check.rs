@@ -11,7 +11,7 @@
 //! | `limit` | at one instant, the certain holders have more units than there are; or the store has more holders than that |
 //! | `slots` | at one instant, two certain holders have the same slot number; or a slot number is greater than the capacity |
 //! | `rate` | in some window, certainly more permits start than the rate and its burst allow |
-//! | `steering` | a grant that was certainly made after a capacity was set exceeds that capacity; or a grant is made during a pause |
+//! | `operator` | a grant that was certainly made after a capacity was set exceeds that capacity; or a grant is made during a pause |
 //! | `fence` | two grants have the same fence; or a fence is not larger than that of a grant that was reported before this one was requested |
 //! | `fifo` | A was seen in the queue before B asked; and when B has its permit, A is still queued, or A's fence is larger |
 //! | `liveness` | a permit is certainly free, and a waiter waits longer than the periodic query can take |
@@ -20,7 +20,7 @@
 //! | here | the store is not empty at the end; a released id releases something; a worker crashes |
 
 use crate::clock::{Micros, SECOND};
-use crate::driver::{Change, Crowded, Life, LifeEnd, Listed, PATIENCE};
+use crate::driver::{Change, Crowded, Lifetime, LifetimeEnd, Listed, TIME_LIMIT};
 use crate::fault::{Fault, Kind, Scope};
 use crate::history::{Event, How, Line};
 use crate::plan::Thing;
@@ -33,12 +33,12 @@ mod fifo;
 mod leak;
 mod limit;
 mod liveness;
+mod operator;
 mod ops;
 mod rate;
 mod record;
 mod slots;
 mod spans;
-mod steering;
 #[cfg(test)]
 mod tests;
 
@@ -55,7 +55,7 @@ pub struct History {
     /// Whether the store is a file that all processes write to themselves.
     pub local: bool,
     pub faults: Vec<Fault>,
-    pub lives: Vec<(Life, Vec<Line>)>,
+    pub lives: Vec<(Lifetime, Vec<Line>)>,
     /// The changes that an operator made, in order.
     pub changes: Vec<Change>,
     pub crowded: Vec<Crowded>,
@@ -125,7 +125,7 @@ pub struct Facts {
     /// Grants that a rate limits.
     pub starts: usize,
     /// Grants that were certainly made while a capacity that an operator had set was in force.
-    pub steered: usize,
+    pub operated: usize,
     /// Acquisitions that certainly waited, or were requested, during a pause.
     pub paused: usize,
     pub ordered_pairs: usize,
@@ -195,7 +195,7 @@ pub fn check(history: &History) -> Verdict {
         limit::check(&case, at, &mut verdict);
         slots::check(&case, at, &mut verdict);
         rate::check(&case, at, &mut verdict);
-        steering::check(&case, at, &mut verdict);
+        operator::check(&case, at, &mut verdict);
         fence::check(&case, at, &mut verdict);
         fifo::check(&case, at, &mut verdict);
         liveness::check(&case, at, &mut verdict);
@@ -241,7 +241,7 @@ fn with_slowness(history: &History, facts: &mut Facts) -> Vec<Fault> {
 /// did not finish.
 fn gaps<'a>(
     history: &History,
-    life: &Life,
+    life: &Lifetime,
     lines: &'a [Line],
 ) -> impl Iterator<Item = Span> + use<'a> {
     let recorded = lines.iter().filter_map(|line| match line.event {
@@ -249,9 +249,9 @@ fn gaps<'a>(
         _ => None,
     });
     let end = match life.end {
-        LifeEnd::Killed(at) => at,
-        LifeEnd::Stuck(since) => since + PATIENCE,
-        LifeEnd::Done | LifeEnd::Broke(_) => history.ended,
+        LifetimeEnd::Killed(at) => at,
+        LifetimeEnd::Stuck(since) => since + TIME_LIMIT,
+        LifetimeEnd::Done | LifetimeEnd::Broke(_) => history.ended,
     };
     let signs = lines.iter().any(|line| line.event == Event::Tick);
     let done = lines.last().filter(|line| signs && line.event != Event::Done);
@@ -311,12 +311,12 @@ fn lives(history: &History, verdict: &mut Verdict) {
     for (life, _) in &history.lives {
         let who = format!("worker {}.{}", life.worker, life.life);
         match &life.end {
-            LifeEnd::Killed(_) | LifeEnd::Done => {}
-            LifeEnd::Broke(how) => {
+            LifetimeEnd::Killed(_) | LifetimeEnd::Done => {}
+            LifetimeEnd::Broke(how) => {
                 let what = format!("{who} ended by itself: {how}");
                 verdict.found(Rule::Crash, "", history.ended, what);
             }
-            LifeEnd::Stuck(since) => {
+            LifetimeEnd::Stuck(since) => {
                 let what = format!("{who} did not end when it was asked to");
                 let slow = history
                     .faults

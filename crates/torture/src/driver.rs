@@ -38,7 +38,7 @@ mod stage;
 mod worker;
 
 pub use gather::gather;
-pub use operator::{Change, Steering};
+pub use operator::{Change, LimitChange};
 use stage::Stage;
 
 /// How long the workers are left alone at the beginning. [`QUIET`] is the time at the end. In these times nothing is
@@ -64,7 +64,7 @@ const CYCLE: Duration = Duration::from_secs(
 /// How many lanes run the command. Each runs one command after the other.
 const COMMANDS: usize = 2;
 /// How long a worker may take to finish.
-pub const PATIENCE: Micros = 40 * SECOND;
+pub const TIME_LIMIT: Micros = 40 * SECOND;
 /// How often the histories are checked during a run, if that is requested.
 const LOOK_EVERY: Duration = Duration::from_secs(3);
 
@@ -79,7 +79,7 @@ pub struct Log {
     /// Whether the store was the local one.
     pub local: bool,
     pub faults: Vec<Fault>,
-    pub lives: Vec<Life>,
+    pub lives: Vec<Lifetime>,
     /// The changes that the operator made, in order.
     pub changes: Vec<Change>,
     /// Samples of the store that had more holders than permits.
@@ -94,15 +94,15 @@ pub struct Log {
 
 /// A worker process, from one start to its end.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Life {
+pub struct Lifetime {
     pub worker: usize,
     pub life: u32,
     pub foreign: bool,
-    pub end: LifeEnd,
+    pub end: LifetimeEnd,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum LifeEnd {
+pub enum LifetimeEnd {
     Killed(Micros),
     Done,
     /// It ended by itself, with this status.

@@ -71,7 +71,7 @@ pub struct Thing {
     pub numbered: bool,
     pub rate: Option<Rate>,
     /// Whether an operator pauses and resumes it, and sets its capacity. `capacity` is the largest capacity.
-    pub steered: bool,
+    pub operated: bool,
 }
 
 impl Thing {
@@ -89,7 +89,7 @@ impl Thing {
             heaviest: 1,
             numbered: false,
             rate: None,
-            steered: false,
+            operated: false,
         }
     }
 
@@ -141,8 +141,8 @@ impl Thing {
     }
 
     #[must_use]
-    pub const fn steered(self) -> Self {
-        Self { steered: true, ..self }
+    pub const fn operated(self) -> Self {
+        Self { operated: true, ..self }
     }
 
     #[must_use]
@@ -153,7 +153,7 @@ impl Thing {
     /// Whether the capacity is its only limit and never changes, and each permit takes one unit and has no number.
     #[must_use]
     pub fn is_plain(&self) -> bool {
-        self.heaviest == 1 && !self.numbered && self.rate.is_none() && !self.steered
+        self.heaviest == 1 && !self.numbered && self.rate.is_none() && !self.operated
     }
 
     /// Whether the command uses it as the workers do: as a plain one without a TTL, held as long as the command lives.
@@ -198,7 +198,7 @@ pub const THINGS: [Thing; 16] = [
     Thing::semaphore("mixed", 2, 3 * SECOND).shared(),
     Thing::semaphore("weighed", 4, 3 * SECOND).weighed(4).numbered(),
     Thing::semaphore("paced", 3, 3 * SECOND).paced(10, 2),
-    Thing::semaphore("steered", 3, 3 * SECOND).steered(),
+    Thing::semaphore("operated", 3, 3 * SECOND).operated(),
     Thing::lock("kept", 2 * SECOND),
     Thing::lock("brief", LONG).not_extended().not_recorded(),
     Thing::lock("common", 3 * SECOND).shared().not_extended(),

@@ -44,7 +44,7 @@ pub fn judge(log: &Log, verdict: &mut Verdict) -> Outcome {
         }
     }
     let Facts { grants, full, ordered_pairs, judged_waits, writes, .. } = verdict.facts;
-    let Facts { numbered, starts, steered, paused, given_up, .. } = verdict.facts;
+    let Facts { numbered, starts, operated, paused, given_up, .. } = verdict.facts;
     let minutes = usize::try_from(ran / (60 * SECOND)).unwrap_or_default().max(1);
     let seen = [
         ("grants", grants, 100 * minutes),
@@ -54,7 +54,7 @@ pub fn judge(log: &Log, verdict: &mut Verdict) -> Outcome {
         ("acquisitions that were given up and were listed", given_up, 50 * minutes),
         ("numbered permits", numbered, 10 * minutes),
         ("starts that a rate limits", starts, 20 * minutes),
-        ("grants within a capacity that an operator set", steered, 10 * minutes),
+        ("grants within a capacity that an operator set", operated, 10 * minutes),
         ("acquires during a pause", paused, 5 * minutes),
         ("writes of the protected records", writes, 10 * minutes),
     ];
@@ -93,9 +93,9 @@ pub fn write(title: &str, log: &Log, verdict: &Verdict, outcome: Outcome) -> Str
         kinds.iter().map(|(kind, count)| format!("{} {count}", kind.as_str())).collect();
     table.row("faults", &kinds.join(", "));
     table.row("moments at which every permit was held", &facts.full.to_string());
-    let steered = [facts.numbered, facts.starts, facts.steered, facts.paused];
-    let steered = steered.map(|count| count.to_string()).join(", ");
-    table.row("numbered, paced, steered grants; acquires during a pause", &steered);
+    let operated = [facts.numbered, facts.starts, facts.operated, facts.paused];
+    let operated = operated.map(|count| count.to_string()).join(", ");
+    table.row("numbered, paced, operated grants; acquires during a pause", &operated);
     table.row("pairs of waiters judged for order", &facts.ordered_pairs.to_string());
     table.row("waits judged", &facts.judged_waits.to_string());
     table.row("longest unexplained wait", &millis(facts.longest_unexplained));

@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
-use testkit::wait::{PATIENCE, until};
+use testkit::wait::{TIME_LIMIT, until};
 
 fn torture() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_torture"));
@@ -23,7 +23,7 @@ fn a_run_that_is_stopped_is_inconclusive_and_says_why() {
         let mut output = String::new();
         reader.read_line(&mut output).unwrap();
         assert_eq!(output, format!("torture: seed 7, 5 minutes on {store}\n"));
-        until("a worker that has begun", PATIENCE, || {
+        until("a worker that has begun", TIME_LIMIT, || {
             let history = std::fs::read_to_string(dir.path().join("worker-0.1.history"));
             let history = history.map_err(|error| error.to_string())?;
             if history.contains(" grant ") { Ok(()) } else { Err(history) }

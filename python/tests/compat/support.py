@@ -15,7 +15,7 @@ import redis
 
 OURS = "leasehold.compat.asyncio_advanced_semaphores"
 THEIRS = "asyncio_advanced_semaphores"
-PATIENCE = 20.0  # seconds; a test that waits for longer has failed
+TIME_LIMIT = 20.0  # seconds; a test that waits for longer has failed
 
 _numbers = itertools.count(1)
 
@@ -26,7 +26,7 @@ def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     @functools.wraps(test)
     def run(*arguments: Any, **named: Any) -> None:
         async def bounded() -> None:
-            await asyncio.wait_for(test(*arguments, **named), 2 * PATIENCE)
+            await asyncio.wait_for(test(*arguments, **named), 2 * TIME_LIMIT)
 
         asyncio.run(bounded())
 
@@ -35,7 +35,7 @@ def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 
 async def until(condition: Callable[[], Any]) -> None:
     """Waits until the condition holds. It may be a coroutine function."""
-    ends_at = time.monotonic() + PATIENCE
+    ends_at = time.monotonic() + TIME_LIMIT
     while True:
         holds = condition()
         if asyncio.iscoroutine(holds):

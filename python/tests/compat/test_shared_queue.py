@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import redis
 
-from .support import OURS, PATIENCE, THEIRS, Subject, in_loop
+from .support import OURS, TIME_LIMIT, THEIRS, Subject, in_loop
 
 pytest.importorskip(THEIRS)
 
@@ -94,7 +94,7 @@ async def test_waiters_of_both_are_served_in_arrival_order(redis_url: str) -> No
         # Both packages write the time of day as the place in the queue.
         tasks.append(await ours.start_waiting(semaphores["ours"], wait(who, number)))
     await semaphores["theirs"].release(holder.acquisition_id)
-    await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE)
+    await asyncio.wait_for(asyncio.gather(*tasks), TIME_LIMIT)
     assert served == [f"{who} {number}" for who, number in order]
 
 

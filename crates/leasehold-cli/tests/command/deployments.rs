@@ -7,7 +7,7 @@ use testkit::redis_cluster::RedisCluster;
 use testkit::redis_sentinel::{Options, RedisSentinel};
 use testkit::redis_server::RedisServer;
 
-use crate::support::{Ended, Inspector, PATIENCE, Running, run, until};
+use crate::support::{Ended, Inspector, Running, TIME_LIMIT, run, until};
 
 /// The name that `doctor` acquires.
 const TRIAL: &str = "leasehold-doctor";
@@ -161,7 +161,7 @@ fn a_command_waits_through_a_failover_of_a_cluster() {
         redis::cmd("WAIT").arg((1, 10_000)).query(&mut cluster.connection(primary)).unwrap();
     assert_eq!(replicated, 1);
     cluster.kill(primary);
-    let promoted = cluster.wait_failover(primary, PATIENCE);
+    let promoted = cluster.wait_failover(primary, TIME_LIMIT);
     assert!(inspector.block_on(held.release()).unwrap());
     let ended = waiting.end();
     assert_eq!((ended.code, &*ended.stdout), (0, "ran\n"), "{ended:?}");

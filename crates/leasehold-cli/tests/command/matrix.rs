@@ -191,7 +191,7 @@ fn soon<T>(mut read: impl FnMut() -> Option<T>) -> T {
         if let Some(answer) = read() {
             return answer;
         }
-        assert!(begun.elapsed() < crate::support::PATIENCE, "the condition did not hold in time");
+        assert!(begun.elapsed() < crate::support::TIME_LIMIT, "the condition did not hold in time");
     }
 }
 
@@ -279,7 +279,7 @@ fn play(cell: Case, number: usize, redis: &Store) {
     let begun = Instant::now();
     while left().next().is_some() {
         let left: Vec<_> = left().collect();
-        assert!(begun.elapsed() < crate::support::PATIENCE, "{cell:?}: {left:?} are left");
+        assert!(begun.elapsed() < crate::support::TIME_LIMIT, "{cell:?}: {left:?} are left");
         std::thread::sleep(Duration::from_millis(20));
     }
     until(|| running.has_ended());

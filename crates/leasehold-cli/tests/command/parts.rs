@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
 
-use crate::support::{PATIENCE, now};
+use crate::support::{TIME_LIMIT, now};
 
 /// The pause between two beats.
 const BEAT: Duration = Duration::from_millis(1);
@@ -65,7 +65,7 @@ fn beat(file: &str, ignores_sigterm: IgnoresSigterm) {
     let mut file = OpenOptions::new().append(true).create(true).open(file).unwrap();
     // Ends on its own, in case nothing is left that could end it.
     let begun = Instant::now();
-    while begun.elapsed() < 2 * PATIENCE {
+    while begun.elapsed() < 2 * TIME_LIMIT {
         // In one write: others append to the same file.
         file.write_all(format!("{} {}\n", std::process::id(), now()).as_bytes()).unwrap();
         std::thread::sleep(BEAT);
@@ -105,7 +105,7 @@ fn be_alone(directory: &Path, ignores_sigterm: IgnoresSigterm) {
     let _slot = take_the_slot(directory);
     File::create(directory.join("begun")).unwrap();
     let begun = Instant::now();
-    while !directory.join("end").exists() && begun.elapsed() < PATIENCE {
+    while !directory.join("end").exists() && begun.elapsed() < TIME_LIMIT {
         std::thread::sleep(BEAT);
     }
     File::create(directory.join("ended")).unwrap();
@@ -145,5 +145,5 @@ fn write_forever(database: &str, ready: &Path) {
     let connection = rusqlite::Connection::open(database).unwrap();
     connection.execute_batch("BEGIN EXCLUSIVE").unwrap();
     File::create(ready).unwrap();
-    std::thread::sleep(PATIENCE);
+    std::thread::sleep(TIME_LIMIT);
 }

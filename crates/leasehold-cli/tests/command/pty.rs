@@ -18,7 +18,7 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Termios, Winsize, tcgetattr, tcgetpgrp, tcsetwinsize};
 
 /// How long anything may take before it fails. Far more than it should.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIME_LIMIT: Duration = Duration::from_secs(20);
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// Columns and rows.
@@ -106,7 +106,7 @@ impl Pty {
             if is_so(&text) {
                 return text;
             }
-            assert!(begun.elapsed() < PATIENCE, "no {what} on the screen:\n{text}");
+            assert!(begun.elapsed() < TIME_LIMIT, "no {what} on the screen:\n{text}");
             std::thread::sleep(PAUSE);
         }
     }
@@ -158,7 +158,7 @@ impl Pty {
         let begun = Instant::now();
         while tcgetpgrp(&self.keyboard) != Ok(group) {
             assert!(
-                begun.elapsed() < PATIENCE,
+                begun.elapsed() < TIME_LIMIT,
                 "{group:?} is not in the foreground:\n{}",
                 self.text()
             );
@@ -187,7 +187,7 @@ impl Pty {
         while !self.is_restored() {
             let modes = (tcgetattr(&self.line).unwrap(), &self.before);
             let text = self.text();
-            assert!(begun.elapsed() < PATIENCE, "not restored: {modes:?}\n{text}");
+            assert!(begun.elapsed() < TIME_LIMIT, "not restored: {modes:?}\n{text}");
             std::thread::sleep(PAUSE);
         }
     }
@@ -200,7 +200,7 @@ impl Pty {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status.code().or_else(|| Some(128 + status.signal()?)).unwrap();
             }
-            assert!(begun.elapsed() < PATIENCE, "it has not ended:\n{}", self.text());
+            assert!(begun.elapsed() < TIME_LIMIT, "it has not ended:\n{}", self.text());
             std::thread::sleep(PAUSE);
         }
     }

@@ -104,7 +104,7 @@ fn dies_in_time_on(
         }
         Kind::Lock => {
             let retry =
-                leasehold::Retry::default().times(u32::MAX).within(crate::support::PATIENCE);
+                leasehold::Retry::default().times(u32::MAX).within(crate::support::TIME_LIMIT);
             let lock = inspector.client.lock("it").retry(retry).build().unwrap();
             let guard = inspector.block_on(lock.acquire()).unwrap();
             let granted = now();

@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use testkit::redis_server::RedisServer;
 
 /// How long anything may take before a test fails. Far more than it should take.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const TIME_LIMIT: Duration = Duration::from_secs(60);
 pub(crate) const PAUSE: Duration = Duration::from_millis(5);
 
 /// The time in microseconds, on a clock that all processes of this host share.
@@ -27,7 +27,7 @@ pub(crate) fn now() -> i64 {
 pub(crate) fn until(mut condition: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !condition() {
-        assert!(begun.elapsed() < PATIENCE, "the condition did not hold within {PATIENCE:?}");
+        assert!(begun.elapsed() < TIME_LIMIT, "the condition did not hold within {TIME_LIMIT:?}");
         std::thread::sleep(PAUSE);
     }
 }
@@ -248,7 +248,7 @@ impl Inspector {
     }
 
     pub(crate) fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
-        let future = async { tokio::time::timeout(PATIENCE, future).await };
+        let future = async { tokio::time::timeout(TIME_LIMIT, future).await };
         self.runtime.block_on(future).expect("the call took too long")
     }
 

@@ -12,7 +12,7 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 use testkit::redis_server::RedisServer;
 
-use crate::support::{Captured, Inspector, PATIENCE, PAUSE, until};
+use crate::support::{Captured, Inspector, PAUSE, TIME_LIMIT, until};
 
 const CTRL_C: &str = "\x03";
 const CTRL_D: &str = "\x04";
@@ -75,7 +75,7 @@ impl Terminal {
                 self.seen += at + expected.len();
                 return;
             }
-            assert!(begun.elapsed() < PATIENCE, "no {expected:?} in {rest:?}");
+            assert!(begun.elapsed() < TIME_LIMIT, "no {expected:?} in {rest:?}");
             std::thread::sleep(PAUSE);
         }
     }

@@ -45,7 +45,7 @@ use crate::callbacks::event;
 use crate::clock::{Moment, Span};
 use crate::machine::lock::Record;
 use crate::machine::pool::PoolQuery;
-use crate::machine::{Command, Outcome, Steered};
+use crate::machine::{Command, LimitsChanged, Outcome};
 use crate::name::Name;
 use crate::stats::{PoolStats, Query, SemaphoreStats};
 use crate::{AcquisitionId, ClientId, ClientInfo, Error};
@@ -190,9 +190,9 @@ impl RemoteBackend for Local {
         self.call(move |store| store.read(|tx| semaphores::position(tx, &name, id)))
     }
 
-    fn steer(&self, name: &Name, steer: Command) -> BoxFuture<Steered> {
+    fn change_limits(&self, name: &Name, change: Command) -> BoxFuture<LimitsChanged> {
         let name = name.clone();
-        self.call(move |store| change_limits(store, &name, steer))
+        self.call(move |store| change_limits(store, &name, change))
     }
 
     fn stats(&self, query: Query) -> BoxFuture<Vec<SemaphoreStats>> {
@@ -327,10 +327,14 @@ fn answer_lock_queries(tx: &Transaction<'_>, request: &[Part]) -> rusqlite::Resu
 }
 
 /// Changes the limits of a name. The sender is no client, so this client's waiters are woken like all others.
-fn change_limits(store: &mut Database, name: &Name, steer: Command) -> Result<Steered, Error> {
-    let reply = store.write(|tx| semaphores::apply(tx, None, name, &[steer]))?;
+fn change_limits(
+    store: &mut Database,
+    name: &Name,
+    change: Command,
+) -> Result<LimitsChanged, Error> {
+    let reply = store.write(|tx| semaphores::apply(tx, None, name, &[change]))?;
     match reply.outcomes[..] {
-        [Outcome::Steered(steered)] => Ok(steered),
+        [Outcome::LimitsChanged(changed)] => Ok(changed),
         ref outcomes => {
             Err(Error::internal(format!("unexpected answer to a change of limits: {outcomes:?}")))
         }

@@ -151,9 +151,9 @@ impl<T: Clone + Default> MemorySemaphore<T> {
     }
 
     /// Changes the limits of the name.
-    pub(crate) fn steer(&mut self, steer: &Command, effects: &mut Effects<T>) -> Outcome {
+    pub(crate) fn change_limits(&mut self, change: &Command, effects: &mut Effects<T>) -> Outcome {
         let now = self.time(true);
-        self.call(now, effects, |machine, call| machine.apply(steer, call))
+        self.call(now, effects, |machine, call| machine.apply(change, call))
     }
 
     pub(crate) fn sweep(&mut self, effects: &mut Effects<T>) {

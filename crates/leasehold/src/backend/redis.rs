@@ -24,7 +24,7 @@ use crate::clock::{Moment, Span};
 use crate::machine::Subject;
 use crate::machine::lock::Record;
 use crate::machine::pool::PoolQuery;
-use crate::machine::{Command, Outcome, Steered};
+use crate::machine::{Command, LimitsChanged, Outcome};
 use crate::name::Name;
 use crate::stats::PoolStats;
 use crate::stats::{Query, SemaphoreStats};
@@ -140,11 +140,11 @@ impl Redis {
     /// that only reads has no other work, so it uses its ordinary connections.
     fn read<T: Send + 'static, F: Future<Output = Result<T, Error>> + Send + 'static>(
         &self,
-        question: impl FnOnce(Topology) -> F + Send + 'static,
+        query: impl FnOnce(Topology) -> F + Send + 'static,
     ) -> BoxFuture<T> {
         match (self.topology.settings().only_reads(), self.client()) {
-            (true, _) => Box::pin(question(self.topology.clone())),
-            (false, Ok(client)) => self.stats_reader.ask(client, question),
+            (true, _) => Box::pin(query(self.topology.clone())),
+            (false, Ok(client)) => self.stats_reader.read(client, query),
             (false, Err(error)) => Box::pin(std::future::ready(Err(error))),
         }
     }
@@ -296,12 +296,9 @@ impl RemoteBackend for Redis {
             let Some(connection) = topology.connection(to) else {
                 return Ok(request.iter().map(|_| Ok(Answer::Elsewhere)).collect());
             };
-            let (sent, clock) = (Moment::now(), connection.clock());
-            let (replies, refused) = if channels.is_empty() {
-                (connection.request(&commands).await?, Vec::new())
-            } else {
-                connection.request_listening(channels.keys(), &commands).await?
-            };
+            let (sent, current) = (Moment::now(), connection.current()?);
+            let (replies, refused) =
+                connection.request_listening(&current, channels.keys(), &commands).await?;
             let mut reader = Reader::new(&connection, &locks, &request);
             let unapplied = topology.unapplied(&replies, &connection, &commands, sent).await;
             let mut unapplied = unapplied.into_iter();
@@ -322,8 +319,8 @@ impl RemoteBackend for Redis {
                 }
             }
             let (mut answers, time) = reader.done();
-            if let (Some(clock), Some(time)) = (clock, time) {
-                clock.learn(sent, time, Moment::now());
+            if let Some(time) = time {
+                current.clock.learn(sent, time, Moment::now());
             }
             for (channel, error) in refused {
                 let error = connect::no_wake_ups(&channel, &error);
@@ -362,7 +359,7 @@ impl RemoteBackend for Redis {
         Box::pin(async move {
             let keys = keys?;
             let rank = RedisCommand::new("ZRANK").arg(keys.waiting()).arg_fmt(id);
-            stats::read(topology.ask(keys.slot, vec![rank]).await?.pop().unwrap_or_default())
+            stats::read(topology.query(keys.slot, vec![rank]).await?.pop().unwrap_or_default())
         })
     }
 
@@ -378,17 +375,17 @@ impl RemoteBackend for Redis {
         })
     }
 
-    fn steer(&self, name: &Name, steer: Command) -> BoxFuture<Steered> {
+    fn change_limits(&self, name: &Name, change: Command) -> BoxFuture<LimitsChanged> {
         let (topology, keys) = (self.topology.clone(), self.keys(name));
         let scripts = self.scripts.clone();
         Box::pin(async move {
             stats_reader::check(&topology)?;
             let keys = keys?;
-            let call = scripts.steer(&keys, &steer);
+            let call = scripts.change_limits(&keys, &change);
             let answer = answer_of_one(&topology, keys.slot, call).await?;
-            let answer = scripts::decode(&[steer], answer).map_err(Error::internal)?;
+            let answer = scripts::decode(&[change], answer).map_err(Error::internal)?;
             match answer.outcomes[..] {
-                [Outcome::Steered(steered)] => Ok(steered),
+                [Outcome::LimitsChanged(changed)] => Ok(changed),
                 _ => Err(Error::internal(format!(
                     "unexpected answer to a change of limits: {answer:?}"
                 ))),

@@ -16,7 +16,7 @@ use crate::machine::lock::{LockMachine, LockOutcome, Record, Verdict};
 use crate::machine::pool::PoolMachine;
 use crate::machine::pool::PoolQuery;
 use crate::machine::{
-    Circumstances, Command, Effects, Machine, Outcome, Reach, ReleaseHint, Steered,
+    Circumstances, Command, Effects, LimitsChanged, Machine, Outcome, Reach, ReleaseHint,
 };
 use crate::name::Name;
 use crate::stats::PoolStats;
@@ -172,12 +172,12 @@ impl RemoteBackend for Simulated {
         Box::pin(async move { Ok(position) })
     }
 
-    fn steer(&self, name: &Name, steer: Command) -> BoxFuture<Steered> {
+    fn change_limits(&self, name: &Name, change: Command) -> BoxFuture<LimitsChanged> {
         let nobody = ClientId::from_bits(u64::MAX);
-        let outcome = self.world().apply(name, nobody, &[steer]).outcomes.pop();
+        let outcome = self.world().apply(name, nobody, &[change]).outcomes.pop();
         Box::pin(async move {
             match outcome {
-                Some(Outcome::Steered(steered)) => Ok(steered),
+                Some(Outcome::LimitsChanged(changed)) => Ok(changed),
                 other => Err(Error::internal(format!("{other:?}"))),
             }
         })

@@ -151,9 +151,9 @@ pub(super) struct PendingRelease<T> {
 }
 
 /// Returns when the store must have expired an id that is silent from `now` on. A waiter that is granted a permit at
-/// the very end of its patience has up to one lease to claim it.
+/// the very end of its waiter lease has up to one lease to claim it.
 pub(super) fn expired_by(lease: Option<Span>, now: Moment) -> Option<Moment> {
     let terms = Terms { lease, ttl: None };
-    let (patience, lease) = terms.patience().zip(lease)?;
-    Some(now + patience + lease)
+    let (waiter_lease, lease) = terms.waiter_lease().zip(lease)?;
+    Some(now + waiter_lease + lease)
 }

@@ -180,9 +180,9 @@ impl<T: Clone> NameCore<T> {
             }
             return;
         }
-        // A waiter renews its place at a random moment in the second third of its patience.
-        let Some(patience) = acquisition.terms().patience() else { return };
-        let third = patience.divided_by(3);
+        // A waiter renews its place at a random moment in the second third of its waiter lease.
+        let Some(waiter_lease) = acquisition.terms().waiter_lease() else { return };
+        let third = waiter_lease.divided_by(3);
         let spread =
             Span::from_micros((self.spread)(id.sequence() ^ sent.micros()) % third.micros() + 1);
         self.set_renewal(id, sent + third + spread);

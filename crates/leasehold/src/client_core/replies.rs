@@ -155,7 +155,7 @@ impl<T: Clone> NameCore<T> {
                         self.withdraw_releases();
                     }
                 }
-                Command::Steer { .. } | Command::Sweep => {}
+                Command::ChangeLimits { .. } | Command::Sweep => {}
             }
         }
     }
@@ -195,7 +195,7 @@ impl<T: Clone> NameCore<T> {
                     }
                 }
                 Command::Release { id, .. } => self.release_refused(*id, error, now),
-                Command::Steer { .. } | Command::Sweep => {}
+                Command::ChangeLimits { .. } | Command::Sweep => {}
             }
         }
     }
@@ -338,7 +338,7 @@ impl<T: Clone> NameCore<T> {
             }
             // An earlier answer has granted the permit.
             (Outcome::Full | Outcome::TooHeavy { .. }, Phase::Held { .. })
-            | (Outcome::Removed(_) | Outcome::Steered(_) | Outcome::Swept, _) => {}
+            | (Outcome::Removed(_) | Outcome::LimitsChanged(_) | Outcome::Swept, _) => {}
         }
     }
 

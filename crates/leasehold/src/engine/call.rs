@@ -309,7 +309,7 @@ impl Source for Call {
         Taken { part: wanted.then(|| (self.part.clone(), None)), more: false }
     }
 
-    fn settle(
+    fn answered(
         self: Arc<Self>,
         _part: &Part,
         _command: Option<&Command>,

@@ -1,7 +1,7 @@
 //! Drives a [client core](crate::client_core), which it keeps behind one lock.
 //!
 //! A driver passes calls, answers, events and the time to its core. Afterwards it applies the core's notices to the
-//! tickets, sets its timer, and joins the sender's line if there is something to send. A store in this process answers
+//! tickets, sets its timer, and joins the sender's queue if there is something to send. A store in this process answers
 //! at once instead. A driver has no rules of its own, and a [`Protocol`] says how the commands are spelled: there is one
 //! for semaphore names, one for locks, and one for pool instances.
 
@@ -57,8 +57,8 @@ pub(super) struct DriverState<P: Protocol> {
     pub(super) closed: bool,
     /// Whether the client no longer exists, so that it does not keep this driver alive.
     abandoned: bool,
-    /// Whether this driver is in the sender's line: for ordinary commands, and for renewals.
-    in_line: (bool, bool),
+    /// Whether this driver is in the sender's queue: for ordinary commands, and for renewals.
+    is_queued: (bool, bool),
     /// Whether the driver rests before it sends again, because the store could not serve it just now.
     rests: bool,
     /// When the engine fires the timer of this driver.
@@ -100,7 +100,7 @@ impl<P: Protocol> Driver<P> {
             to: core.destination(slot),
             closed: false,
             abandoned: false,
-            in_line: (false, false),
+            is_queued: (false, false),
             rests: false,
             timer_at: None,
             kept_alive: None,
@@ -204,7 +204,7 @@ impl<P: Protocol> Driver<P> {
         self.state().timer_at.is_some()
     }
 
-    /// Runs `work` under the lock, and then notifies the tickets, sets the timer, joins the sender's line if there is
+    /// Runs `work` under the lock, and then notifies the tickets, sets the timer, joins the sender's queue if there is
     /// something to send, and wakes the tasks that were notified.
     pub(super) fn locked<R>(
         &self,
@@ -227,9 +227,9 @@ impl<P: Protocol> Driver<P> {
         let next = state.core.next_timeout();
         let before = std::mem::replace(&mut state.timer_at, next);
         let (sends, renews) = (state.core.has_commands(), state.core.has_renewals());
-        let joins = (sends && !state.in_line.0, renews && !state.in_line.1);
-        state.in_line.0 |= sends;
-        state.in_line.1 |= renews;
+        let joins = (sends && !state.is_queued.0, renews && !state.is_queued.1);
+        state.is_queued.0 |= sends;
+        state.is_queued.1 |= renews;
         let rests = std::mem::take(&mut state.rests);
         let rests = rests.then(|| state.core.unserved_since()).flatten();
         let no_longer_under_way = self.keep_alive(&mut state);
@@ -435,13 +435,13 @@ impl<P: Protocol> Source for Driver<P> {
         let (commands, more) = match urgency {
             Urgency::Renewals => {
                 let commands = state.core.take_renewals(room);
-                state.in_line.1 = state.core.has_renewals();
-                (commands, state.in_line.1)
+                state.is_queued.1 = state.core.has_renewals();
+                (commands, state.is_queued.1)
             }
             Urgency::Ordinary => {
                 let commands = state.core.take(room, declared, now);
-                state.in_line.0 = state.core.has_commands();
-                (commands, state.in_line.0)
+                state.is_queued.0 = state.core.has_commands();
+                (commands, state.is_queued.0)
             }
         };
         let no_longer_under_way = self.keep_alive(&mut state);
@@ -451,7 +451,7 @@ impl<P: Protocol> Source for Driver<P> {
         Taken { part, more }
     }
 
-    fn settle(
+    fn answered(
         self: Arc<Self>,
         part: &Part,
         command: Option<&Command>,

@@ -21,7 +21,7 @@ use crate::backend::BoxFuture;
 use crate::backend::memory::{Memory, MemorySemaphore};
 use crate::clock::{Moment, Span};
 use crate::machine::{
-    Command, Declared, Effects, Held, Outcome, ReleaseHint, Role, Share, Steer, Steered,
+    Command, Declared, Effects, Held, LimitChange, LimitsChanged, Outcome, ReleaseHint, Role, Share,
 };
 use crate::name::Name;
 use crate::stats::SemaphoreStats;
@@ -63,9 +63,9 @@ impl InProcessState {
     /// Applies what the last command did to other acquisitions. Losses come before grants, so that two holders never
     /// believe in the same permit.
     #[inline]
-    fn settle(&mut self, deferred: &mut Deferred) {
+    fn apply_effects(&mut self, deferred: &mut Deferred) {
         if !self.effects.is_empty() {
-            self.settle_effects(deferred);
+            self.apply_effects_now(deferred);
         }
         if let Some(delay) = self.store.next_change() {
             let at = self.store.moment() + delay;
@@ -78,7 +78,7 @@ impl InProcessState {
         }
     }
 
-    fn settle_effects(&mut self, deferred: &mut Deferred) {
+    fn apply_effects_now(&mut self, deferred: &mut Deferred) {
         for ticket in self.effects.expired.iter().filter_map(|(_, ticket)| ticket.as_ref()) {
             ticket.lose(LossReason::TtlEnded, deferred);
         }
@@ -107,7 +107,7 @@ impl InProcessState {
         if let Some(at) = ticket.as_ref().and_then(|ticket| ticket.gives_up_at) {
             self.timers.remove(&(at, Timer::GiveUp(id)));
         }
-        self.settle(deferred);
+        self.apply_effects(deferred);
         (role, ticket)
     }
 
@@ -208,7 +208,7 @@ impl InProcessName {
             if !matches!(outcome, Outcome::TooHeavy { .. }) {
                 self.common.acknowledged(declared);
             }
-            state.settle(deferred);
+            state.apply_effects(deferred);
             self.queued.store(state.store.machine().waiting() > 0, Ordering::Relaxed);
             match outcome {
                 Outcome::Held(held) => {
@@ -252,7 +252,7 @@ impl Timed for InProcessName {
                     Timer::Sweep => {
                         state.sweep_at = None;
                         state.store.sweep(&mut state.effects);
-                        state.settle(deferred);
+                        state.apply_effects(deferred);
                     }
                 }
             }
@@ -414,18 +414,18 @@ impl NameState for InProcessName {
         machine.is_empty() && limits.can_be_forgotten(state.store.now())
     }
 
-    fn steer(&self, steer: Steer, declares: bool) -> BoxFuture<Steered> {
-        let declares = declares && steer != Steer::Forget;
+    fn change_limits(&self, change: LimitChange, declares: bool) -> BoxFuture<LimitsChanged> {
+        let declares = declares && change != LimitChange::Forget;
         let capacity = declares.then(|| self.common.capacity());
         at_once(self.locked(|state, deferred| {
             if state.closed {
                 return Err(Error::Closed);
             }
             let InProcessState { store, effects, .. } = state;
-            let outcome = store.steer(&Command::Steer { capacity, steer }, effects);
-            state.settle(deferred);
+            let outcome = store.change_limits(&Command::ChangeLimits { capacity, change }, effects);
+            state.apply_effects(deferred);
             match outcome {
-                Outcome::Steered(steered) => Ok(steered),
+                Outcome::LimitsChanged(changed) => Ok(changed),
                 other => Err(Error::internal(format!(
                     "unexpected answer to a change of limits: {other:?}"
                 ))),

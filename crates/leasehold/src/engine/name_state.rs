@@ -16,7 +16,7 @@ use super::ticket::{Grant, Ticket};
 use crate::backend::{BoxFuture, Slot};
 use crate::callbacks::event;
 use crate::clock::{Moment, Span};
-use crate::machine::{Declared, Held, Rate, ReleaseHint, Steer, Steered};
+use crate::machine::{Declared, Held, LimitChange, LimitsChanged, Rate, ReleaseHint};
 use crate::name::Name;
 use crate::stats::SemaphoreStats;
 use crate::{AcquisitionId, Error, LossReason};
@@ -68,7 +68,7 @@ pub(crate) trait NameState: Listener + fmt::Debug {
 
     /// Changes the limits of the name. `declares` says whether an unused name starts with the capacity that this client
     /// has declared.
-    fn steer(&self, steer: Steer, declares: bool) -> BoxFuture<Steered>;
+    fn change_limits(&self, change: LimitChange, declares: bool) -> BoxFuture<LimitsChanged>;
 
     /// Returns the number of waiters ahead of `id`.
     fn position(&self, id: AcquisitionId) -> BoxFuture<Option<usize>>;

@@ -15,7 +15,8 @@ use crate::backend::{Answer, BoxFuture, Part, RemoteBackend, Slot};
 use crate::client_core::{Request, Rules};
 use crate::clock::{Moment, Span};
 use crate::machine::{
-    Command, Declared, Held, Outcome, ReleaseHint, Reply, Share, Steer, Steered, Subject,
+    Command, Declared, Held, LimitChange, LimitsChanged, Outcome, ReleaseHint, Reply, Share,
+    Subject,
 };
 use crate::name::Name;
 use crate::stats::{Query, SemaphoreStats};
@@ -183,10 +184,12 @@ impl NameState for RemoteName {
         self.query(|backend, name| backend.release_member(name, id))
     }
 
-    fn steer(&self, steer: Steer, declares: bool) -> BoxFuture<Steered> {
-        let declares = declares && steer != Steer::Forget;
+    fn change_limits(&self, change: LimitChange, declares: bool) -> BoxFuture<LimitsChanged> {
+        let declares = declares && change != LimitChange::Forget;
         let capacity = declares.then(|| self.common().capacity());
-        self.query(|backend, name| backend.steer(name, Command::Steer { capacity, steer }))
+        self.query(|backend, name| {
+            backend.change_limits(name, Command::ChangeLimits { capacity, change })
+        })
     }
 
     fn position(&self, id: AcquisitionId) -> BoxFuture<Option<usize>> {

@@ -1,8 +1,8 @@
 //! The sender of a client: it queues what names, locks and pools have to send, and packs requests.
 //!
-//! A *source* has commands to send. It is a semaphore name, or one call of a lock or a pool. A source joins the line of
+//! A *source* has commands to send. It is a semaphore name, or one call of a lock or a pool. A source joins the queue of
 //! its destination once, however many commands it has. When a request may be sent, the sender takes from the sources in
-//! line the commands that are still wanted at that moment, up to [`MAX_IDS`] and [`MAX_PARTS`]. Commands leave the
+//! queue the commands that are still wanted at that moment, up to [`MAX_IDS`] and [`MAX_PARTS`]. Commands leave the
 //! client only here. So this is the only place that decides whether a command is still wanted.
 //!
 //! Two requests may be in flight to a destination, so that the store works on one while the client works on the other.
@@ -75,7 +75,7 @@ pub(crate) trait Source: Send + Sync {
 
     /// Receives the answer to a part that was taken with `command` and sent at `sent`. With [`Error::Unavailable`] the outcome is
     /// unknown. `round_trip` is the slowest answer of the destination that is still normal.
-    fn settle(
+    fn answered(
         self: Arc<Self>,
         part: &Part,
         command: Option<&Command>,
@@ -88,10 +88,10 @@ pub(crate) trait Source: Send + Sync {
     fn refuse(&self, _error: &Error) {}
 }
 
-/// A source in line. A source that is dropped leaves the line, because none of its commands is wanted any more.
+/// A source in queue. A source that is dropped leaves the queue, because none of its commands is wanted any more.
 type WaitingSource = Weak<dyn Source>;
 
-/// When a line has this many sources, those that were dropped are removed from it.
+/// When a queue has this many sources, those that were dropped are removed from it.
 const CLEAN_UP_FROM: usize = 1024;
 
 /// A part of a request, and the command from which it was made, unless the part contains it.
@@ -100,7 +100,7 @@ pub(crate) type TakenPart = (Part, Option<Command>);
 /// The commands that a source had to send.
 pub(crate) struct Taken {
     pub(crate) part: Option<TakenPart>,
-    /// Whether there are more, so that the source joins the line again.
+    /// Whether there are more, so that the source joins the queue again.
     pub(crate) more: bool,
 }
 
@@ -219,29 +219,29 @@ struct Finished {
 }
 
 impl SenderState {
-    fn line(&mut self, to: Destination, urgency: Urgency) -> &mut Line {
-        self.destinations.entry(to).or_default().line(urgency)
+    fn queue(&mut self, to: Destination, urgency: Urgency) -> &mut Queue {
+        self.destinations.entry(to).or_default().queue(urgency)
     }
 
     /// Takes the sources of the next request that may be sent, to any destination.
     fn next_batch(&mut self, now: Moment) -> Option<Batch> {
-        let (to, line, urgency) = self.destinations.iter_mut().find_map(|(to, state)| {
+        let (to, queue, urgency) = self.destinations.iter_mut().find_map(|(to, state)| {
             let urgency = Urgency::ALL.into_iter().find(|urgency| state.may_send(*urgency, now))?;
-            Some((*to, state.line(urgency), urgency))
+            Some((*to, state.queue(urgency), urgency))
         })?;
-        let most = line.waiting.len().min(MAX_PARTS);
-        line.in_flight.push_back(now);
-        Some(Batch { to, urgency, sources: line.waiting.drain(..most).collect(), sent: now })
+        let most = queue.waiting.len().min(MAX_PARTS);
+        queue.in_flight.push_back(now);
+        Some(Batch { to, urgency, sources: queue.waiting.drain(..most).collect(), sent: now })
     }
 }
 
-/// What has to happen after a source has joined the line.
+/// What has to happen after a source has joined the queue.
 pub(super) enum Next<'a> {
     /// Nothing is in flight, so the calling thread sends the request at once.
     Send(Turn<'a>),
-    /// The engine's thread has to look at the line.
+    /// The engine's thread has to look at the queue.
     WakeThread,
-    /// Nothing: another thread sends and will look at the line, or as many requests are in flight as allowed, and the
+    /// Nothing: another thread sends and will look at the queue, or as many requests are in flight as allowed, and the
     /// next answer makes the engine's thread look.
     Answer,
 }
@@ -256,11 +256,11 @@ pub(super) enum Ending {
     Unanswered,
 }
 
-/// The state of one destination, with its two lines of sources.
+/// The state of one destination, with its two queues of sources.
 #[derive(Default)]
 struct DestinationState {
     /// One for each [`Urgency`].
-    lines: [Line; 2],
+    queues: [Queue; 2],
     reach: Reachability,
     /// When the destination last answered.
     last_answer: Option<Moment>,
@@ -268,9 +268,9 @@ struct DestinationState {
 }
 
 #[derive(Default)]
-struct Line {
+struct Queue {
     waiting: VecDeque<WaitingSource>,
-    /// Sources that rest, each with the moment when it joins the line again. Ordered by that moment.
+    /// Sources that rest, each with the moment when it joins the queue again. Ordered by that moment.
     resting: VecDeque<(Moment, WaitingSource)>,
     /// When each request in flight was sent.
     in_flight: VecDeque<Moment>,
@@ -281,8 +281,8 @@ struct Line {
     pause: Duration,
 }
 
-impl Line {
-    /// Moves the sources that have rested long enough into the line.
+impl Queue {
+    /// Moves the sources that have rested long enough into the queue.
     fn wake(&mut self, now: Moment) {
         while self.resting.front().is_some_and(|(at, _)| *at <= now)
             && let Some((_, source)) = self.resting.pop_front()
@@ -292,7 +292,7 @@ impl Line {
     }
 
     /// Removes a request that was sent at that moment from those in flight.
-    fn settle(&mut self, sent: Moment) {
+    fn remove_in_flight(&mut self, sent: Moment) {
         if let Some(at) = self.in_flight.iter().position(|other| *other == sent) {
             self.in_flight.remove(at);
         }
@@ -302,7 +302,7 @@ impl Line {
         self.paused_until.is_some_and(|until| now < until)
     }
 
-    /// Pauses the line. Each pause is longer than the one before, until a request is answered again.
+    /// Pauses the queue. Each pause is longer than the one before, until a request is answered again.
     fn pause(&mut self, longest: Duration, now: Moment) {
         self.pause = (self.pause * 2).clamp(SHORTEST_PAUSE, longest);
         self.paused_until = Some(now + Span::from_duration(self.pause));
@@ -347,13 +347,13 @@ impl RoundTrip {
 }
 
 impl DestinationState {
-    fn line(&mut self, urgency: Urgency) -> &mut Line {
-        &mut self.lines[urgency as usize]
+    fn queue(&mut self, urgency: Urgency) -> &mut Queue {
+        &mut self.queues[urgency as usize]
     }
 
     /// Returns since when the destination has not answered, if it has to answer anything.
     fn unanswered_since(&self) -> Option<Moment> {
-        let oldest = *self.lines.iter().flat_map(|line| &line.in_flight).min()?;
+        let oldest = *self.queues.iter().flat_map(|queue| &queue.in_flight).min()?;
         Some(oldest.max(self.last_answer.unwrap_or(oldest)))
     }
 
@@ -366,28 +366,28 @@ impl DestinationState {
 
     /// Whether another request may be sent now.
     fn may_send(&mut self, urgency: Urgency, now: Moment) -> bool {
-        let line = self.line(urgency);
-        line.wake(now);
-        let paused = line.is_paused(now);
-        let free = line.in_flight.len() < urgency.in_flight() && !line.waiting.is_empty();
+        let queue = self.queue(urgency);
+        queue.wake(now);
+        let paused = queue.is_paused(now);
+        let free = queue.in_flight.len() < urgency.in_flight() && !queue.waiting.is_empty();
         free && !paused && matches!(self.reach, Reachability::Up)
     }
 }
 
 impl Sender {
-    /// Adds a source that the store has not been able to serve since that moment. It rests before it joins the line,
-    /// and must not be in line already.
+    /// Adds a source that the store has not been able to serve since that moment. It rests before it joins the queue,
+    /// and must not be in queue already.
     pub(super) fn enqueue_later(&self, source: &Arc<dyn Source>, urgency: Urgency, since: Moment) {
         let now = Moment::now();
         let rest = Span::from_duration(now.saturating_since(since) / 20);
         let at = now + rest.max(SHORTEST_REST).min(LONGEST_REST);
         let mut state = self.state();
-        let resting = &mut state.line(source.destination(), urgency).resting;
+        let resting = &mut state.queue(source.destination(), urgency).resting;
         let place = resting.partition_point(|(other, _)| *other <= at);
         resting.insert(place, (at, Arc::downgrade(source)));
     }
 
-    /// Adds a source to the line. It must not be in line already. If it can be sent at once, and `may_send` says that
+    /// Adds a source to the queue. It must not be in queue already. If it can be sent at once, and `may_send` says that
     /// the calling thread may do that, the thread gets the turn.
     pub(super) fn enqueue(
         &self,
@@ -397,17 +397,17 @@ impl Sender {
     ) -> Next<'_> {
         let now = Moment::now();
         let mut state = self.state();
-        // Read under the lock. Otherwise the source could join the line of a destination that `reroute` has just
+        // Read under the lock. Otherwise the source could join the queue of a destination that `reroute` has just
         // emptied.
         let destination = state.destinations.entry(source.destination()).or_default();
         let is_up = matches!(destination.reach, Reachability::Up);
-        let line = destination.line(urgency);
-        let (first, in_flight) = (line.waiting.is_empty(), line.in_flight.len());
-        if line.waiting.len() >= CLEAN_UP_FROM && line.waiting.len().is_power_of_two() {
-            line.waiting.retain(|waiting| waiting.strong_count() > 0);
+        let queue = destination.queue(urgency);
+        let (first, in_flight) = (queue.waiting.is_empty(), queue.in_flight.len());
+        if queue.waiting.len() >= CLEAN_UP_FROM && queue.waiting.len().is_power_of_two() {
+            queue.waiting.retain(|waiting| waiting.strong_count() > 0);
         }
-        line.waiting.push_back(Arc::downgrade(source));
-        let is_quiet = is_up && in_flight == 0 && !line.is_paused(now) && line.last <= FEW;
+        queue.waiting.push_back(Arc::downgrade(source));
+        let is_quiet = is_up && in_flight == 0 && !queue.is_paused(now) && queue.last <= FEW;
         if first && is_quiet && may_send && !state.is_sending {
             let batch = state.next_batch(now);
             state.is_sending = batch.is_some();
@@ -422,7 +422,7 @@ impl Sender {
         }
     }
 
-    /// Puts back what a batch has left in line, and takes the next one. The turn ends if there is none.
+    /// Puts back what a batch has left in queue, and takes the next one. The turn ends if there is none.
     fn finish(&self, finished: Finished) -> Option<Batch> {
         let Finished { to, urgency, sent, ids, left, again } = finished;
         // Dropped after the lock is released.
@@ -431,24 +431,24 @@ impl Sender {
         let mut state = self.state();
         // Their destination may have changed since.
         for source in &left {
-            let line = state.line(source.destination(), urgency);
-            line.waiting.push_front(Arc::downgrade(source));
+            let queue = state.queue(source.destination(), urgency);
+            queue.waiting.push_front(Arc::downgrade(source));
         }
         for source in &again {
-            state.line(source.destination(), urgency).waiting.push_back(Arc::downgrade(source));
+            state.queue(source.destination(), urgency).waiting.push_back(Arc::downgrade(source));
         }
-        let line = state.line(to, urgency);
+        let queue = state.queue(to, urgency);
         if ids > 0 {
-            line.last = ids;
+            queue.last = ids;
         } else {
-            line.settle(sent);
+            queue.remove_in_flight(sent);
         }
         let next = state.next_batch(Moment::now());
         state.is_sending = next.is_some();
         next
     }
 
-    /// Begins to send, unless another thread sends. That thread then sends what is in line, too.
+    /// Begins to send, unless another thread sends. That thread then sends what is in queue, too.
     pub(super) fn begin(&self, now: Moment) -> Option<Turn<'_>> {
         let mut state = self.state();
         if state.is_sending {
@@ -460,16 +460,16 @@ impl Sender {
     }
 
     /// Removes a request that is no longer in flight. Returns the slowest answer that is still normal.
-    pub(super) fn settled(&self, request: &Request, ending: Ending) -> Duration {
+    pub(super) fn ended(&self, request: &Request, ending: Ending) -> Duration {
         let mut state = self.state();
         let Some(state) = state.destinations.get_mut(&request.to) else { return Duration::ZERO };
         let now = Moment::now();
-        let line = state.line(request.urgency);
-        line.settle(request.sent);
+        let queue = state.queue(request.urgency);
+        queue.remove_in_flight(request.sent);
         match ending {
-            Ending::Answered => line.pause = Duration::ZERO,
+            Ending::Answered => queue.pause = Duration::ZERO,
             Ending::TemporaryError | Ending::Unanswered => {
-                line.pause(request.urgency.longest_pause(), now);
+                queue.pause(request.urgency.longest_pause(), now);
             }
         }
         if ending != Ending::Unanswered {
@@ -479,22 +479,22 @@ impl Sender {
         state.round_trip.slowest()
     }
 
-    /// Returns when the next paused line or resting source can send again.
+    /// Returns when the next paused queue or resting source can send again.
     pub(super) fn next_resume(&self, now: Moment) -> Option<Moment> {
-        let resumes = |line: &Line| {
-            let rested = line.resting.front().map(|(at, _)| *at);
-            rested.into_iter().chain(line.paused_until.filter(|_| !line.waiting.is_empty())).min()
+        let resumes = |queue: &Queue| {
+            let rested = queue.resting.front().map(|(at, _)| *at);
+            rested.into_iter().chain(queue.paused_until.filter(|_| !queue.waiting.is_empty())).min()
         };
         let state = self.state();
-        let lines = state.destinations.values().flat_map(|state| &state.lines);
-        lines.filter_map(resumes).filter(|until| now < *until).min()
+        let queues = state.destinations.values().flat_map(|state| &state.queues);
+        queues.filter_map(resumes).filter(|until| now < *until).min()
     }
 
     pub(super) fn set_reach(&self, to: Destination, reach: Reachability) {
         let mut state = self.state();
         let states = &mut state.destinations;
         let state = states.entry(to).or_default();
-        state.lines.iter_mut().for_each(|line| line.paused_until = None);
+        state.queues.iter_mut().for_each(|queue| queue.paused_until = None);
         state.reach = match (&state.reach, reach) {
             // The first failure says since when the destination is down.
             (Reachability::Down { since, .. }, Reachability::Down { error, .. }) => {
@@ -506,7 +506,7 @@ impl Sender {
         self.is_refused.store(states.values().any(is_refused), Ordering::Release);
     }
 
-    /// Moves each source to the line of its current destination, in the same order as before. Removes the destinations
+    /// Moves each source to the queue of its current destination, in the same order as before. Removes the destinations
     /// that are `gone`.
     pub(super) fn reroute(&self, gone: &[Destination]) {
         // Dropped after the lock is released.
@@ -514,27 +514,30 @@ impl Sender {
         let mut state = self.state();
         for urgency in Urgency::ALL {
             let all = state.destinations.values_mut().flat_map(|state| {
-                let line = state.line(urgency);
-                let resting = std::mem::take(&mut line.resting).into_iter();
+                let queue = state.queue(urgency);
+                let resting = std::mem::take(&mut queue.resting).into_iter();
                 let resting = resting.map(|(_, source)| source);
-                std::mem::take(&mut line.waiting).into_iter().chain(resting)
+                std::mem::take(&mut queue.waiting).into_iter().chain(resting)
             });
             let first = sources.len();
             sources.extend(all.filter_map(|waiting| waiting.upgrade()));
             for source in &sources[first..] {
-                state.line(source.destination(), urgency).waiting.push_back(Arc::downgrade(source));
+                state
+                    .queue(source.destination(), urgency)
+                    .waiting
+                    .push_back(Arc::downgrade(source));
             }
         }
         state.destinations.retain(|to, state| {
-            let is_empty = state.lines.iter().all(|line| line.waiting.is_empty());
+            let is_empty = state.queues.iter().all(|queue| queue.waiting.is_empty());
             !(is_empty && gone.contains(to))
         });
     }
 
-    /// Fails the calls in line for this destination, or for all destinations, because the store refuses all requests or
+    /// Fails the calls in queue for this destination, or for all destinations, because the store refuses all requests or
     /// the engine has stopped.
     pub(super) fn refuse_calls(&self, to: Option<Destination>, error: &Error) {
-        for source in self.in_line(to) {
+        for source in self.queued(to) {
             source.refuse(error);
         }
     }
@@ -545,13 +548,13 @@ impl Sender {
         drop(destinations);
     }
 
-    fn in_line(&self, to: Option<Destination>) -> Vec<Arc<dyn Source>> {
+    fn queued(&self, to: Option<Destination>) -> Vec<Arc<dyn Source>> {
         let state = self.state();
         let served =
             state.destinations.iter().filter(|(served, _)| to.is_none_or(|to| to == **served));
-        let lines = served.flat_map(|(_, state)| &state.lines);
-        let sources = lines.flat_map(|line| {
-            line.waiting.iter().chain(line.resting.iter().map(|(_, source)| source))
+        let queues = served.flat_map(|(_, state)| &state.queues);
+        let sources = queues.flat_map(|queue| {
+            queue.waiting.iter().chain(queue.resting.iter().map(|(_, source)| source))
         });
         sources.filter_map(Weak::upgrade).collect()
     }

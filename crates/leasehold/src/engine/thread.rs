@@ -131,7 +131,7 @@ impl Thread {
     /// Runs until no other owner of the engine is left.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if let Some(core) = self.core.upgrade() {
-            // While the thread is awake, other threads need not notify it of timers or of sources in line.
+            // While the thread is awake, other threads need not notify it of timers or of sources in the queue.
             core.sleeps_until(Moment::from_micros(0));
             core.outbox.set_thread(cx.waker());
         }
@@ -184,9 +184,9 @@ impl Thread {
             match self.in_flight[at].poll(cx) {
                 Poll::Pending => at += 1,
                 Poll::Ready(answers) => {
-                    // In order: the first request that was sent is settled first.
+                    // In order: the first request that was sent is answered first.
                     let InFlight { request, .. } = self.in_flight.remove(at);
-                    self.settle(core, &request, answers);
+                    self.apply_answers(core, &request, answers);
                     progress = true;
                 }
             }
@@ -194,7 +194,7 @@ impl Thread {
         progress
     }
 
-    fn settle(&mut self, core: &Core, request: &Request, answers: Result<Answers, Error>) {
+    fn apply_answers(&mut self, core: &Core, request: &Request, answers: Result<Answers, Error>) {
         self.answered = true;
         let Request { parts, sources, sent, .. } = request;
         let (answers, round_trip): (Answers, _) = match answers {
@@ -203,7 +203,7 @@ impl Thread {
                     |answer: &Result<_, Error>| answer.as_ref().is_err_and(Error::is_transient);
                 let trouble = answers.iter().any(is_transient);
                 let verdict = if trouble { Ending::TemporaryError } else { Ending::Answered };
-                (answers, core.sender.settled(request, verdict))
+                (answers, core.sender.ended(request, verdict))
             }
             answers => {
                 let error = answers.map_or_else(
@@ -211,12 +211,12 @@ impl Thread {
                     |_| Error::internal("the store's answer is incomplete"),
                 );
                 event!(debug, %error, "a request failed");
-                let round_trip = core.sender.settled(request, Ending::Unanswered);
+                let round_trip = core.sender.ended(request, Ending::Unanswered);
                 (parts.iter().map(|_| Err(error.clone())).collect(), round_trip)
             }
         };
         for (((source, command), part), answer) in sources.iter().zip(&**parts).zip(answers) {
-            source.clone().settle(part, command.as_ref(), answer, *sent, round_trip);
+            source.clone().answered(part, command.as_ref(), answer, *sent, round_trip);
         }
     }
 

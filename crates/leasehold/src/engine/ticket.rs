@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use super::deferred::Deferred;
 use super::lease_spec::LeaseSpec;
-use super::watch::Hold;
+use super::watch::HoldWatch;
 use crate::callbacks::event;
 use crate::client_core::why_ended;
 use crate::clock::{Moment, Span};
@@ -54,7 +54,7 @@ enum TicketState {
         fence: Fence,
     },
     /// Contains the hold that the observers of the semaphore see.
-    Held(Watchers, Option<Hold>),
+    Held(Watchers, Option<HoldWatch>),
     Releasing(Watchers),
     Released(Result<bool, Box<Error>>),
     Failed(Box<Error>),
@@ -273,7 +273,7 @@ impl Ticket {
         true
     }
 
-    fn report_loss(&self, reason: LossReason, hold: Option<Hold>, deferred: &mut Deferred) {
+    fn report_loss(&self, reason: LossReason, hold: Option<HoldWatch>, deferred: &mut Deferred) {
         let (spec, id) = (self.spec.clone(), self.id);
         deferred.add(move || {
             let log = || {
@@ -286,7 +286,7 @@ impl Ticket {
 
     /// Ends the hold of a guard that was released or dropped. If the validity had ended before, the permit was lost
     /// unnoticed, and this reports the loss.
-    fn end_hold(&self, hold: Hold, deferred: &mut Deferred) {
+    fn end_hold(&self, hold: HoldWatch, deferred: &mut Deferred) {
         let valid_until = self.valid_until();
         if valid_until == Moment::NEVER || self.now() < valid_until {
             deferred.add(move || drop(hold));
@@ -296,7 +296,7 @@ impl Ticket {
     }
 
     /// Observes the permit from now on, until it ends. If it has already ended, the loss has been reported.
-    pub(crate) fn watch(&self, hold: Hold) {
+    pub(crate) fn watch(&self, hold: HoldWatch) {
         let mut state = self.state();
         if let TicketState::Held(_, slot) = &mut *state {
             *slot = Some(hold);
@@ -401,7 +401,7 @@ impl Ticket {
             }
             _ => {}
         }
-        Poll::Ready(self.settled(state))
+        Poll::Ready(self.take_result(state))
     }
 
     /// Registers the waker of the acquire. Returns `false` if it no longer waits.
@@ -416,7 +416,7 @@ impl Ticket {
     }
 
     /// Returns the result of an acquire that no longer waits.
-    fn settled(&self, mut state: MutexGuard<'_, TicketState>) -> Result<Option<Grant>, Error> {
+    fn take_result(&self, mut state: MutexGuard<'_, TicketState>) -> Result<Option<Grant>, Error> {
         match &mut *state {
             TicketState::Granted { slot_number, fence } => {
                 let (slot_number, fence) = (*slot_number, *fence);

@@ -1,7 +1,7 @@
 //! Reports the events of semaphores, locks and pools: to metrics, to an observer, and as spans of `tracing`.
 //!
 //! An acquire that is watched has an [`Acquiring`] from its first poll on. The permit, lock or lease that it acquires
-//! has a [`Hold`] until it is released or lost. Both end when they are dropped, so gauges are exact wherever a future
+//! has a [`HoldWatch`] until it is released or lost. Both end when they are dropped, so gauges are exact wherever a future
 //! is cancelled. If nothing watches, neither is created, which costs an acquire two comparisons.
 //!
 //! All of this runs the user's code. It is never called while a lock is held.
@@ -209,7 +209,7 @@ impl Watch {
         &self,
         id: impl FnOnce() -> Id,
         reason: LossReason,
-        hold: Option<Hold>,
+        hold: Option<HoldWatch>,
         report: impl FnOnce(),
     ) {
         let held_for = if let Some(hold) = hold {
@@ -294,7 +294,7 @@ impl Acquiring {
     }
 
     /// The acquire has returned a guard. `report` logs it.
-    pub(crate) fn acquired(mut self, fence: Option<Fence>, report: impl FnOnce()) -> Hold {
+    pub(crate) fn acquired(mut self, fence: Option<Fence>, report: impl FnOnce()) -> HoldWatch {
         guarded(|| self.0.span.in_scope(report));
         self.end("acquired", EventResult::Ok);
         let (watch, id) = (self.0.watch.clone(), self.0.id.clone());
@@ -303,7 +303,7 @@ impl Acquiring {
             tracing::debug_span!("leasehold.hold", name, kind, %id, fence, ended = Empty)
         });
         watch.meters.record(Measurement::Held);
-        Hold(Box::new(Watched::new(watch, id, span)))
+        HoldWatch(Box::new(Watched::new(watch, id, span)))
     }
 
     /// The acquire has succeeded, and returns no guard.
@@ -346,9 +346,9 @@ impl Drop for Acquiring {
 
 /// Something that is held. Dropping it means that it was released.
 #[derive(Debug)]
-pub(crate) struct Hold(Box<Watched>);
+pub(crate) struct HoldWatch(Box<Watched>);
 
-impl Hold {
+impl HoldWatch {
     /// It was lost: see [`Watch::lost`]. Returns how long it was held.
     pub(crate) fn lost(mut self, reason: LossReason) -> Duration {
         let held_for = self.0.elapsed();
@@ -368,7 +368,7 @@ impl Hold {
     }
 }
 
-impl Drop for Hold {
+impl Drop for HoldWatch {
     fn drop(&mut self) {
         if self.0.ended {
             return;

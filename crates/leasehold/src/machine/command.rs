@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use super::limits::{Steer, Steered};
+use super::limits::{LimitChange, LimitsChanged};
 use super::rate::Rate;
 use crate::clock::{Moment, Span, Time};
 use crate::name::Name;
@@ -30,7 +30,7 @@ impl Terms {
 
     /// Returns how long a waiter may be silent: two leases. *grant* skips a waiter that cannot be reached, so its
     /// silence costs the others nothing, and a waiter needs to renew only half as often as a holder.
-    pub(crate) fn patience(self) -> Option<Span> {
+    pub(crate) fn waiter_lease(self) -> Option<Span> {
         self.lease.map(|lease| lease + lease)
     }
 }
@@ -90,7 +90,7 @@ pub(crate) enum Command {
     #[cfg_attr(not(any(test, feature = "redis")), allow(dead_code))]
     Release { id: AcquisitionId, hint: ReleaseHint },
     /// Changes the limits. `capacity` is the capacity that the sender has declared, if it has declared one.
-    Steer { capacity: Option<u32>, steer: Steer },
+    ChangeLimits { capacity: Option<u32>, change: LimitChange },
     /// Does only what every command does: expire and grant.
     Sweep,
 }
@@ -117,7 +117,7 @@ impl Command {
             Self::Enqueue { id, .. } | Self::Renew { id, .. } | Self::Release { id, .. } => {
                 Some(*id)
             }
-            Self::Steer { .. } | Self::Sweep => None,
+            Self::ChangeLimits { .. } | Self::Sweep => None,
         }
     }
 }
@@ -140,7 +140,7 @@ pub(crate) enum Outcome {
     /// Another client has removed this waiter.
     Cancelled,
     Removed(Role),
-    Steered(Steered),
+    LimitsChanged(LimitsChanged),
     Swept,
 }
 

@@ -23,7 +23,7 @@ pub(crate) struct InMemory<T = ()> {
     /// The deadlines of the holders and waiters that expire. Empty if nothing expires.
     pub(super) holder_ends: BTreeSet<(Time, AcquisitionId)>,
     pub(super) waiter_ends: BTreeSet<(Time, AcquisitionId)>,
-    /// Waiters that another client has removed, each until the end of its patience. Their clients must not enqueue them
+    /// Waiters that another client has removed, each until the end of its waiter lease. Their clients must not enqueue them
     /// again. Empty on stores without leases, which report the removal reliably.
     cancelled: BTreeMap<AcquisitionId, Time>,
 }
@@ -187,10 +187,10 @@ impl<T: Clone + Default> Rows for InMemory<T> {
     ) -> Result<(), Infallible> {
         self.cancelled.retain(|_, until| *until > now);
         if let Stage::Waiting { terms, .. } = member.stage
-            && let Some(patience) = terms.patience()
+            && let Some(waiter_lease) = terms.waiter_lease()
             && !crate::broken::is("cancel-mark")
         {
-            self.cancelled.insert(id, now + patience);
+            self.cancelled.insert(id, now + waiter_lease);
         }
         Ok(())
     }

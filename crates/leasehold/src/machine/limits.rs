@@ -41,7 +41,7 @@ pub(crate) struct Pause {
 
 /// A change that an operator makes to a name.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Steer {
+pub(crate) enum LimitChange {
     /// Declares a capacity without an acquire.
     Declare(u32),
     /// Sets the capacity, whatever programs declare.
@@ -60,7 +60,7 @@ pub(crate) enum Steer {
     Forget,
 }
 
-impl Steer {
+impl LimitChange {
     /// Whether the change has an effect on a name that nobody has used yet. The other changes end something, or remove
     /// it.
     pub(crate) fn sets(&self) -> bool {
@@ -68,9 +68,9 @@ impl Steer {
     }
 }
 
-/// The result of a [`Steer`].
+/// The result of a [`LimitChange`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Steered {
+pub(crate) enum LimitsChanged {
     Done,
     /// Nothing is known about the name, so there is nothing to end or to remove.
     Unknown,
@@ -149,55 +149,60 @@ impl Limits {
         }
     }
 
-    pub(super) fn steer(&mut self, steer: &Steer, now: Time, last_fence: u64) -> Steered {
-        if !steer.sets() && *self == Self::default() {
-            return Steered::Unknown;
+    pub(super) fn change_limits(
+        &mut self,
+        change: &LimitChange,
+        now: Time,
+        last_fence: u64,
+    ) -> LimitsChanged {
+        if !change.sets() && *self == Self::default() {
+            return LimitsChanged::Unknown;
         }
-        match steer {
-            Steer::Declare(capacity) => match self.pinned {
-                Some(pinned) => return Steered::Pinned(pinned),
+        match change {
+            LimitChange::Declare(capacity) => match self.pinned {
+                Some(pinned) => return LimitsChanged::Pinned(pinned),
                 None => self.declared = *capacity,
             },
-            Steer::Pin(capacity) => self.pinned = Some(*capacity),
-            Steer::Unpin => self.pinned = None,
-            Steer::Rate(rate) => self.set_rate(*rate, now, last_fence),
-            Steer::Pause { by, reason } => {
+            LimitChange::Pin(capacity) => self.pinned = Some(*capacity),
+            LimitChange::Unpin => self.pinned = None,
+            LimitChange::Rate(rate) => self.set_rate(*rate, now, last_fence),
+            LimitChange::Pause { by, reason } => {
                 let since = self.paused.as_ref().map_or(now, |paused| paused.since);
                 self.paused = Some(Pause { since, by: by.clone(), reason: reason.clone() });
             }
-            Steer::Resume => self.paused = None,
-            Steer::Forget => *self = Self::default(),
+            LimitChange::Resume => self.paused = None,
+            LimitChange::Forget => *self = Self::default(),
         }
-        Steered::Done
+        LimitsChanged::Done
     }
 }
 
 impl<R: Rows> Machine<R> {
     /// Applies a change. `capacity` is the capacity that the sender has declared, if any. A name that has never been
     /// used starts with it.
-    pub(super) fn steer(
+    pub(super) fn change_limits(
         &mut self,
         capacity: Option<u32>,
-        steer: &Steer,
+        change: &LimitChange,
         call: &mut Circumstances<'_, R::Tag>,
-    ) -> Result<Steered, R::Error> {
-        let forgets = *steer == Steer::Forget;
+    ) -> Result<LimitsChanged, R::Error> {
+        let forgets = *change == LimitChange::Forget;
         if forgets {
             self.remove_dead_clients()?;
         }
         let row = self.rows.row_mut();
         if forgets && (row.holding > 0 || row.waiting > 0) {
-            return Ok(Steered::InUse { holding: row.holding, waiting: row.waiting });
+            return Ok(LimitsChanged::InUse { holding: row.holding, waiting: row.waiting });
         }
         if let Some(capacity) = capacity.filter(|_| !forgets) {
             row.limits.declare_capacity(capacity, false);
         }
-        let steered = row.limits.steer(steer, call.now, row.last_fence);
-        if forgets && steered == Steered::Done {
+        let changed = row.limits.change_limits(change, call.now, row.last_fence);
+        if forgets && changed == LimitsChanged::Done {
             *row = SemaphoreRow::default();
             call.effects.from_place = 0;
             self.rows.forget();
         }
-        Ok(steered)
+        Ok(changed)
     }
 }

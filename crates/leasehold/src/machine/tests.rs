@@ -34,7 +34,7 @@ impl Who {
 #[derive(Clone, Debug)]
 enum Step {
     Enqueue { who: Who, declared: Declared, wait: bool, terms: Terms, share: Share },
-    Steer { client: u64, capacity: Option<u32>, steer: Steer },
+    ChangeLimits { client: u64, capacity: Option<u32>, change: LimitChange },
     Renew { who: Who, terms: Terms },
     Release { who: Who, hint: ReleaseHint },
     Sweep { client: u64 },
@@ -83,17 +83,17 @@ fn hint() -> impl Strategy<Value = ReleaseHint> {
 }
 
 /// Resumes more often than it pauses. `scale` is that of [`rate`].
-pub(crate) fn steer(scale: u64) -> impl Strategy<Value = Steer> {
+pub(crate) fn limit_change(scale: u64) -> impl Strategy<Value = LimitChange> {
     let reason = prop::option::of(Just("a reason with spaces".into()));
     prop_oneof![
-        3 => (1..5_u32).prop_map(Steer::Declare),
-        2 => (1..5_u32).prop_map(Steer::Pin),
-        2 => Just(Steer::Unpin),
-        1 => rate(scale).prop_map(|rate| Steer::Rate(Some(rate))),
-        2 => Just(Steer::Rate(None)),
-        2 => reason.prop_map(|reason| Steer::Pause { by: "an operator".into(), reason }),
-        4 => Just(Steer::Resume),
-        1 => Just(Steer::Forget),
+        3 => (1..5_u32).prop_map(LimitChange::Declare),
+        2 => (1..5_u32).prop_map(LimitChange::Pin),
+        2 => Just(LimitChange::Unpin),
+        1 => rate(scale).prop_map(|rate| LimitChange::Rate(Some(rate))),
+        2 => Just(LimitChange::Rate(None)),
+        2 => reason.prop_map(|reason| LimitChange::Pause { by: "an operator".into(), reason }),
+        4 => Just(LimitChange::Resume),
+        1 => Just(LimitChange::Forget),
     ]
 }
 
@@ -102,8 +102,8 @@ fn step() -> impl Strategy<Value = Step> {
         6 => (who(), declared(1), prop::bool::weighted(0.9), terms(), share()).prop_map(
             |(who, declared, wait, terms, share)| Step::Enqueue { who, declared, wait, terms, share }
         ),
-        2 => (0..3_u64, prop::option::of(1..5_u32), steer(1))
-            .prop_map(|(client, capacity, steer)| Step::Steer { client, capacity, steer }),
+        2 => (0..3_u64, prop::option::of(1..5_u32), limit_change(1))
+            .prop_map(|(client, capacity, change)| Step::ChangeLimits { client, capacity, change }),
         4 => (who(), terms()).prop_map(|(who, terms)| Step::Renew { who, terms }),
         4 => (who(), hint()).prop_map(|(who, hint)| Step::Release { who, hint }),
         1 => (0..3_u64).prop_map(|client| Step::Sweep { client }),
@@ -211,7 +211,9 @@ impl World {
                 let (id, label) = (who.id(), None);
                 (who.client, Command::Enqueue { id, declared, wait, terms, share, label })
             }
-            Step::Steer { client, capacity, steer } => (client, Command::Steer { capacity, steer }),
+            Step::ChangeLimits { client, capacity, change } => {
+                (client, Command::ChangeLimits { capacity, change })
+            }
             Step::Renew { who, terms } => (who.client, Command::Renew { id: who.id(), terms }),
             Step::Release { who, hint } => (who.client, Command::Release { id: who.id(), hint }),
         };
@@ -327,7 +329,7 @@ proptest! {
             prop_assert_eq!(held, world.machine.units() as usize);
             let mut limits = vec![world.machine.limits()];
             // What was free before a change was granted under the previous limits.
-            if let Command::Steer { .. } = seen.command {
+            if let Command::ChangeLimits { .. } = seen.command {
                 limits.push(&seen.limits);
             }
             let capacity = limits.iter().map(|limits| limits.capacity() as usize).max().unwrap();
@@ -379,8 +381,8 @@ proptest! {
                     declared.rate_is_new = std::mem::take(&mut is_new);
                 }
                 // The rate stays the same for the whole history.
-                Step::Steer { steer, .. } if matches!(steer, Steer::Rate(_) | Steer::Forget) => {
-                    *steer = Steer::Resume;
+                Step::ChangeLimits { change, .. } if matches!(change, LimitChange::Rate(_) | LimitChange::Forget) => {
+                    *change = LimitChange::Resume;
                 }
                 _ => {}
             }
@@ -412,8 +414,8 @@ proptest! {
                     declared.rate = Some(rate);
                     declared.rate_is_new = std::mem::take(&mut is_first) || changes;
                 }
-                Step::Steer { steer, .. } if matches!(steer, Steer::Rate(_) | Steer::Forget) => {
-                    *steer = Steer::Rate(Some(rate));
+                Step::ChangeLimits { change, .. } if matches!(change, LimitChange::Rate(_) | LimitChange::Forget) => {
+                    *change = LimitChange::Rate(Some(rate));
                 }
                 _ => {}
             }
@@ -450,20 +452,20 @@ proptest! {
                 Command::Enqueue { declared: new, .. } if new.is_new || declared == 0 => {
                     declared = new.capacity;
                 }
-                Command::Steer { steer: Steer::Forget, .. }
-                    if seen.outcome == Outcome::Steered(Steered::Done) =>
+                Command::ChangeLimits { change: LimitChange::Forget, .. }
+                    if seen.outcome == Outcome::LimitsChanged(LimitsChanged::Done) =>
                 {
                     (pinned, declared) = (None, 0);
                 }
-                Command::Steer { steer: Steer::Forget, .. } => {}
-                Command::Steer { capacity, steer } => {
+                Command::ChangeLimits { change: LimitChange::Forget, .. } => {}
+                Command::ChangeLimits { capacity, change } => {
                     if declared == 0 {
                         declared = capacity.unwrap_or_default();
                     }
-                    match steer {
-                        Steer::Declare(capacity) if pinned.is_none() => declared = *capacity,
-                        Steer::Pin(capacity) => pinned = Some(*capacity),
-                        Steer::Unpin => pinned = None,
+                    match change {
+                        LimitChange::Declare(capacity) if pinned.is_none() => declared = *capacity,
+                        LimitChange::Pin(capacity) => pinned = Some(*capacity),
+                        LimitChange::Unpin => pinned = None,
                         _ => {}
                     }
                 }
@@ -534,8 +536,8 @@ proptest! {
     fn invariant_4_fences_strictly_increase(steps in vec(step(), 1..120)) {
         let mut last = None;
         watch(steps, |_, seen| {
-            if let Command::Steer { steer: Steer::Forget, .. } = seen.command
-                && seen.outcome == Outcome::Steered(Steered::Done)
+            if let Command::ChangeLimits { change: LimitChange::Forget, .. } = seen.command
+                && seen.outcome == Outcome::LimitsChanged(LimitsChanged::Done)
             {
                 last = None;
             }
@@ -570,7 +572,7 @@ proptest! {
                 out_of_reach: world.out_of_reach.clone(),
             };
             let second = again.send(first.from, first.command.clone());
-            let ends = matches!(&first.command, Command::Steer { steer, .. } if !steer.sets());
+            let ends = matches!(&first.command, Command::ChangeLimits { change, .. } if !change.sets());
             // An expired member may or may not have been removed: no waiter depends on it.
             prop_assert_eq!(second.after.at(world.now), first.after.at(world.now));
             match (first.outcome, second.outcome) {
@@ -580,9 +582,9 @@ proptest! {
                 }
                 // A name that was forgotten cannot be forgotten again. A pause that was all that was known about its
                 // name, or a pin, cannot be ended again.
-                (Outcome::Steered(_), second) if ends => {
+                (Outcome::LimitsChanged(_), second) if ends => {
                     let known = first.outcome == second;
-                    prop_assert!(known || second == Outcome::Steered(Steered::Unknown));
+                    prop_assert!(known || second == Outcome::LimitsChanged(LimitsChanged::Unknown));
                 }
                 (first, second) => prop_assert_eq!(first, second),
             }
@@ -684,11 +686,11 @@ proptest! {
                 let renewed = |world: &mut World| {
                     world.send(id.client(), Command::Renew { id, terms }).outcome
                 };
-                let patience = terms.patience().filter(|_| is_another);
-                let learns = if patience.is_some() { Outcome::Cancelled } else { Outcome::Gone };
+                let waiter_lease = terms.waiter_lease().filter(|_| is_another);
+                let learns = if waiter_lease.is_some() { Outcome::Cancelled } else { Outcome::Gone };
                 prop_assert_eq!(renewed(&mut world), learns);
-                if let Some(patience) = patience {
-                    world.now = seen.now + patience;
+                if let Some(waiter_lease) = waiter_lease {
+                    world.now = seen.now + waiter_lease;
                     prop_assert_eq!(renewed(&mut world), Outcome::Gone, "the mark has expired");
                 }
             }

@@ -53,16 +53,16 @@ impl World {
     /// Takes one step. Returns `false` if there is nothing left to do.
     fn orderly_step(&self, state: &mut State) -> bool {
         if state.store.machine.limits().paused.is_some() {
-            state.steer(&Steer::Resume);
+            state.change_limits(&LimitChange::Resume);
             return true;
         }
         if self.heavy && state.store.machine.limits().capacity() == 1 {
-            state.steer(&Steer::Declare(2));
+            state.change_limits(&LimitChange::Declare(2));
             return true;
         }
         if let Some(message) = state.wire.first().cloned() {
             match message.over() {
-                Some(Over::Old) => state.settle(&message),
+                Some(Over::Old) => state.end_request(&message),
                 Some(Over::Closed) => state.take(&message),
                 _ => {
                     state.take(&message);

@@ -250,7 +250,7 @@ impl State {
     }
 
     /// Lets the client learn that there will be no answer. A request may still be applied.
-    pub(super) fn settle(&mut self, message: &Message) {
+    pub(super) fn end_request(&mut self, message: &Message) {
         self.take(message);
         self.unanswered(message);
         if let Message::Request(_) = message {

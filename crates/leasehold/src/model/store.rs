@@ -36,8 +36,8 @@ pub(super) enum Wrong {
     CameBack,
 }
 
-pub(super) fn pause() -> Steer {
-    Steer::Pause { by: "an operator".into(), reason: None }
+pub(super) fn pause() -> LimitChange {
+    LimitChange::Pause { by: "an operator".into(), reason: None }
 }
 
 /// The id of an operator, which has no connection.
@@ -79,19 +79,22 @@ impl Store {
         let granted =
             |member: &&MemberView| member.is_holder() && member.fence != fence_before(member.id);
 
-        // Invariant 1: a permit was granted only if one was free, and not during a pause. A steer grants what was free
+        // Invariant 1: a permit was granted only if one was free, and not during a pause. A change grants what was free
         // before its change under the previous limits.
         let weighs: u32 =
             members.iter().filter(|member| member.is_holder()).map(|member| member.weight).sum();
         if members.iter().any(|member| granted(&member)) {
             let (limits, was) = (after.limits(), before.limits());
-            let steers = matches!(command, Command::Steer { .. });
-            let capacity =
-                if steers { limits.capacity().max(was.capacity()) } else { limits.capacity() };
+            let changes_limits = matches!(command, Command::ChangeLimits { .. });
+            let capacity = if changes_limits {
+                limits.capacity().max(was.capacity())
+            } else {
+                limits.capacity()
+            };
             if weighs > capacity {
                 self.wrong = Some(Wrong::Limit);
             }
-            if limits.paused.is_some() && (!steers || was.paused.is_some()) {
+            if limits.paused.is_some() && (!changes_limits || was.paused.is_some()) {
                 self.wrong = Some(Wrong::Paused);
             }
         }
@@ -248,8 +251,8 @@ impl State {
     }
 
     /// An operator, which is not a client, changes the limits.
-    pub(super) fn steer(&mut self, steer: &Steer) {
-        let command = Command::Steer { capacity: None, steer: steer.clone() };
+    pub(super) fn change_limits(&mut self, change: &LimitChange) {
+        let command = Command::ChangeLimits { capacity: None, change: change.clone() };
         self.apply(OPERATOR, &command, &mut Effects::default());
     }
 
@@ -260,8 +263,8 @@ impl State {
             && !self.wire.iter().flat_map(Message::enqueues).any(|other| other == id);
         let command = Command::Release { id, hint: ReleaseHint::Nothing };
         self.apply(OPERATOR, &command, &mut Effects::default());
-        if let (true, Some(patience)) = (is_certain, world.terms.patience()) {
-            let until = self.store_time() + patience;
+        if let (true, Some(waiter_lease)) = (is_certain, world.terms.waiter_lease()) {
+            let until = self.store_time() + waiter_lease;
             Arc::make_mut(&mut self.store).cancelled.push((id, until));
         }
         if self.reaches(id) && self.living(id.client()).is_some() {
@@ -273,7 +276,7 @@ impl State {
     /// ids that the store has. An id that would expire anyway is no exception.
     pub(super) fn leaves_nothing(&self, world: &World) -> bool {
         let mut machine = self.store.machine.clone();
-        let longest = world.terms.patience().unwrap_or(TICK);
+        let longest = world.terms.waiter_lease().unwrap_or(TICK);
         let mut call = Circumstances {
             from: Some(OPERATOR),
             now: self.store_time() + longest,

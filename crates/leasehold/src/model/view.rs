@@ -269,7 +269,7 @@ impl<'a> Scale<'a> {
                 Command::Release { hint: ReleaseHint::Nothing, .. } => 3,
                 Command::Release { hint: ReleaseHint::Unused, .. } => 4,
                 Command::Release { hint: ReleaseHint::Held { .. }, .. } => 5,
-                Command::Steer { .. } | Command::Sweep => 6,
+                Command::ChangeLimits { .. } | Command::Sweep => 6,
             };
             view.extend([kind, number(id)]);
             leads_to_a_grant |= client.usage(id).is_some();
@@ -299,7 +299,7 @@ impl<'a> Scale<'a> {
             Outcome::Cancelled => view.push(5),
             Outcome::Removed(_) => view.push(6),
             Outcome::Full | Outcome::TooHeavy { .. } => view.push(7),
-            Outcome::Steered(_) | Outcome::Swept => view.push(8),
+            Outcome::LimitsChanged(_) | Outcome::Swept => view.push(8),
         }
     }
 

@@ -1,10 +1,10 @@
 //! The faults of a run, and its operators.
 
-use torture::driver::Steering;
+use torture::driver;
 
 use super::store::{OPERATOR, rate};
 use super::*;
-use crate::machine::{Command, Outcome, Rate, ReleaseHint, Steer, Steered};
+use crate::machine::{Command, LimitChange, LimitsChanged, Outcome, Rate, ReleaseHint};
 
 pub(super) fn is_failover(kind: Kind) -> bool {
     kind == Kind::PrimaryKilled
@@ -148,41 +148,43 @@ impl Simulation<'_> {
         let things = &self.scenario.things;
         let thing = things[self.operator.usize(..things.len())];
         let semaphore = &THINGS[thing];
-        if semaphore.steered {
+        if semaphore.operated {
             let limits = self.store.machines[thing].limits();
             let any = self.operator.u32(1..=semaphore.capacity);
-            let steer = match self.operator.u32(..10) {
-                0..4 if limits.paused.is_some() => Steer::Resume,
-                0..4 => Steer::Pause { by: "an operator".into(), reason: None },
-                4..6 => Steer::Pin(any),
-                6..8 => Steer::Unpin,
-                _ => Steer::Declare(any),
+            let change = match self.operator.u32(..10) {
+                0..4 if limits.paused.is_some() => LimitChange::Resume,
+                0..4 => LimitChange::Pause { by: "an operator".into(), reason: None },
+                4..6 => LimitChange::Pin(any),
+                6..8 => LimitChange::Unpin,
+                _ => LimitChange::Declare(any),
             };
-            self.steer(thing, &steer);
+            self.change_limits(thing, &change);
         } else if let (Some(declared), true) = (semaphore.rate, self.operator.bool()) {
             // Never faster than the checker expects.
             let slower = Rate { count: rate(declared).count - 2, ..rate(declared) };
             let to = if self.operator.bool() { slower } else { rate(declared) };
-            self.steer(thing, &Steer::Rate(Some(to)));
+            self.change_limits(thing, &LimitChange::Rate(Some(to)));
         } else if self.operator.u32(..3) == 0 {
             self.remove_a_waiter(thing);
         }
     }
 
-    fn steer(&mut self, thing: usize, steer: &Steer) {
+    fn change_limits(&mut self, thing: usize, change: &LimitChange) {
         let before = self.store.machines[thing].limits().capacity();
-        let command = Command::Steer { capacity: None, steer: steer.clone() };
+        let command = Command::ChangeLimits { capacity: None, change: change.clone() };
         let requested = self.now;
         let reply = self.apply(thing, OPERATOR, &[command]);
-        let is_done = matches!(reply.outcomes[..], [Outcome::Steered(Steered::Done)]);
+        let is_done = matches!(reply.outcomes[..], [Outcome::LimitsChanged(LimitsChanged::Done)]);
         let capacity = self.store.machines[thing].limits().capacity();
-        let to = match steer {
-            Steer::Pause { .. } => Steering::Pause,
-            Steer::Resume => Steering::Resume,
-            _ if capacity > 0 && (is_done || capacity != before) => Steering::Capacity(capacity),
+        let to = match change {
+            LimitChange::Pause { .. } => driver::LimitChange::Pause,
+            LimitChange::Resume => driver::LimitChange::Resume,
+            _ if capacity > 0 && (is_done || capacity != before) => {
+                driver::LimitChange::Capacity(capacity)
+            }
             _ => return,
         };
-        if is_done && THINGS[thing].steered {
+        if is_done && THINGS[thing].operated {
             self.changes.push(Change { thing, to, requested, answered: Some(requested + 1) });
         }
     }
@@ -213,10 +215,10 @@ impl Simulation<'_> {
     /// Ends what operators have set.
     pub(super) fn reset_limits(&mut self) {
         for thing in self.scenario.things.clone() {
-            if THINGS[thing].steered {
-                self.steer(thing, &Steer::Resume);
-                self.steer(thing, &Steer::Unpin);
-                self.steer(thing, &Steer::Declare(THINGS[thing].capacity));
+            if THINGS[thing].operated {
+                self.change_limits(thing, &LimitChange::Resume);
+                self.change_limits(thing, &LimitChange::Unpin);
+                self.change_limits(thing, &LimitChange::Declare(THINGS[thing].capacity));
             }
         }
     }

@@ -143,8 +143,8 @@ impl Process {
         }
     }
 
-    pub(super) fn life_line(&self) -> Life {
-        Life { worker: self.worker, life: self.life, foreign: false, end: LifeEnd::Done }
+    pub(super) fn life_line(&self) -> Lifetime {
+        Lifetime { worker: self.worker, life: self.life, foreign: false, end: LifetimeEnd::Done }
     }
 
     /// The clock of the process at this time.
@@ -200,7 +200,7 @@ impl Process {
         // As `unless_declared`: otherwise the client would undo what an operator has set.
         Declared {
             capacity: semaphore.capacity,
-            is_new: is_new && !semaphore.steered,
+            is_new: is_new && !semaphore.operated,
             rate,
             rate_is_new: is_new,
         }
@@ -378,7 +378,7 @@ impl Simulation<'_> {
         let (client, connection) = (process.client, process.connection.take());
         process.alive = false;
         let history = process.history;
-        self.lives[history].0.end = LifeEnd::Killed(self.now);
+        self.lives[history].0.end = LifetimeEnd::Killed(self.now);
         if let Some(connection) = connection {
             self.at(self.now + noticed_after, Event::Noticed { client, connection });
         }

@@ -102,7 +102,7 @@ pub(super) fn story(scenario: &Scenario, outcome: &Outcome) -> String {
                 lines.push((line.at, format!("worker {}.{} {event}", life.worker, life.life)));
             }
         }
-        if let LifeEnd::Killed(at) = life.end {
+        if let LifetimeEnd::Killed(at) = life.end {
             lines.push((at, format!("worker {}.{} is killed", life.worker, life.life)));
         }
     }

@@ -7,7 +7,7 @@ use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
 use super::BoxError;
-use super::limit::Held;
+use super::limit::HeldPermit;
 
 pin_project! {
     /// The body of a limited response. It holds the permit until it has ended or is dropped, and fails with
@@ -18,14 +18,14 @@ pin_project! {
         #[pin]
         body: B,
         // Boxed, because a body without a permit is moved around, too.
-        held: Option<Box<Held>>,
+        held: Option<Box<HeldPermit>>,
         // Whether the body has ended because its permit was lost.
         lost: bool,
     }
 }
 
 impl<B> LimitedBody<B> {
-    pub(super) fn new(body: B, held: Option<Held>) -> Self {
+    pub(super) fn new(body: B, held: Option<HeldPermit>) -> Self {
         Self { body, held: held.map(Box::new), lost: false }
     }
 }

@@ -8,7 +8,7 @@ use http::Response;
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
-use super::limit::{Held, Limit};
+use super::limit::{HeldPermit, Limit};
 use super::{LimitedBody, Refuse};
 use crate::Error;
 
@@ -34,7 +34,7 @@ pin_project! {
     enum State<S, Request, F> {
         Acquiring { limit: Result<Limit, Error>, call: Option<(S, Request)> },
         // The order of the fields matters: the work is dropped before its permit is released.
-        Running { #[pin] future: F, held: Option<Held> },
+        Running { #[pin] future: F, held: Option<HeldPermit> },
         Done,
     }
 }
@@ -99,7 +99,7 @@ where
     }
 }
 
-fn wrap<B>(response: Response<B>, held: Option<Held>) -> Response<LimitedBody<B>> {
+fn wrap<B>(response: Response<B>, held: Option<HeldPermit>) -> Response<LimitedBody<B>> {
     response.map(|body| LimitedBody::new(body, held))
 }
 

@@ -36,7 +36,7 @@ impl Limit {
         Self(Acquiring::Nothing)
     }
 
-    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Held>, Error>> {
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<HeldPermit>, Error>> {
         let guard = match &mut self.0 {
             Acquiring::Nothing => return Poll::Ready(Ok(None)),
             Acquiring::Permit(acquire) => Guard::Permit(ready!(Pin::new(acquire).poll(cx))?),
@@ -50,7 +50,7 @@ impl Limit {
             Guard::Permit(permit) => permit.lost(),
             Guard::Lock(guard) => guard.lost(),
         };
-        Poll::Ready(Ok(Some(Held { lost, _guard: guard })))
+        Poll::Ready(Ok(Some(HeldPermit { lost, _guard: guard })))
     }
 }
 
@@ -98,7 +98,7 @@ impl fmt::Debug for Limit {
 
 /// A permit or a lock that a request holds. Dropping it releases it in the background.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct HeldPermit {
     lost: Lost,
     _guard: Guard,
 }
@@ -109,7 +109,7 @@ enum Guard {
     Lock(LockGuard),
 }
 
-impl Held {
+impl HeldPermit {
     /// Resolves with an error if the permit or lock was lost.
     pub(super) fn poll_lost(&mut self, cx: &mut Context<'_>) -> Poll<Error> {
         self.lost.poll_error(cx)

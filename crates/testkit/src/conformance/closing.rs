@@ -7,7 +7,7 @@ use super::{
     SHORT, Store, Waiter, acquire, all_are_free, declare, release, release_by_id, try_acquire,
     unique,
 };
-use crate::wait::{PATIENCE, deadline};
+use crate::wait::{TIME_LIMIT, deadline};
 
 async fn close(client: &Client) {
     deadline(client.close()).await.unwrap();
@@ -17,7 +17,7 @@ pub async fn a_close_notifies_waiters(store: &impl Store) {
     let (client, name) = (store.client().await, unique("closed waiters"));
     let semaphore = declare(&client, &name, 1);
     let _held = acquire(&semaphore).await;
-    let limited = semaphore.acquire().within(PATIENCE);
+    let limited = semaphore.acquire().within(TIME_LIMIT);
     let mut waiters = vec![Waiter::join_with(&semaphore, limited).await];
     for _ in 0..3 {
         waiters.push(Waiter::join(&semaphore).await);
@@ -106,7 +106,7 @@ pub async fn a_closed_client_changes_no_limits(store: &impl Store) {
         deadline(closed.set_capacity(1)).await.unwrap_err(),
         deadline(closed.pin(1)).await.unwrap_err(),
         deadline(closed.unpin()).await.unwrap_err(),
-        deadline(closed.set_rate(1, PATIENCE, 1)).await.unwrap_err(),
+        deadline(closed.set_rate(1, TIME_LIMIT, 1)).await.unwrap_err(),
         deadline(closed.clear_rate()).await.unwrap_err(),
         deadline(closed.pause().into_future()).await.unwrap_err(),
         deadline(closed.resume()).await.unwrap_err(),

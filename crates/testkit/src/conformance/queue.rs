@@ -119,7 +119,7 @@ pub async fn a_limit_of_one_wait_overrides_that_of_the_semaphore(store: &impl St
     let (client, name) = (store.client().await, unique("own limit"));
     let semaphore = client.semaphore(&name, 1).max_acquire_time(SHORT).build().unwrap();
     let held = acquire(&semaphore).await;
-    let longer = semaphore.acquire().within(crate::wait::PATIENCE);
+    let longer = semaphore.acquire().within(crate::wait::TIME_LIMIT);
     let longer = Waiter::join_with(&semaphore, longer).await;
     let shorter = deadline(semaphore.acquire().within(SHORT / 2)).await.unwrap_err();
     assert_timed_out(&shorter, &semaphore, SHORT / 2);

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{PATIENCE, RedisCluster, View, until, view};
+use super::{RedisCluster, TIME_LIMIT, View, until, view};
 
 /// A replica gives up a manual failover after five seconds, for instance if the primaries voted
 /// for another failover of the same primary a moment ago.
@@ -61,7 +61,7 @@ impl RedisCluster {
     /// Makes a replica the primary, with the agreement of its primary: no write is lost.
     pub fn failover(&self, replica: usize) {
         let server = self.node(replica);
-        until("a replica that is linked", PATIENCE, || view::linked(&server));
+        until("a replica that is linked", TIME_LIMIT, || view::linked(&server));
         self.fail_over(replica, &["CLUSTER", "FAILOVER"]);
     }
 
@@ -78,7 +78,7 @@ impl RedisCluster {
         let slot = primary.and_then(|id| view.get(id)?.slots.first());
         let slot = *slot.unwrap_or_else(|| panic!("node {replica} is no replica")).start();
         let mut sent: Option<Instant> = None;
-        until(&format!("node {replica} as primary"), PATIENCE, || {
+        until(&format!("node {replica} as primary"), TIME_LIMIT, || {
             let view = View::of(&node.server)?;
             if view.owner(slot) == Some(&node.id) {
                 return Ok(());

@@ -1,6 +1,6 @@
 //! Nodes that join, and replicas that join again.
 
-use super::{PATIENCE, RedisCluster, View, until};
+use super::{RedisCluster, TIME_LIMIT, View, until};
 
 /// What a replica forgets when it is reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,7 +67,7 @@ impl RedisCluster {
     /// Makes a node a replica, once it knows the primary.
     pub(super) fn replicate(&self, index: usize, primary: usize) {
         let (node, id) = (self.at(index), self.at(primary).id);
-        until(&format!("node {index} knows node {primary}"), PATIENCE, || {
+        until(&format!("node {index} knows node {primary}"), TIME_LIMIT, || {
             let view = View::of(&node.server)?;
             match view.get(&id) {
                 Some(member) if member.is_healthy() => Ok(()),

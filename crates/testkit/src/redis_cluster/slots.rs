@@ -1,7 +1,7 @@
 //! Hash slots, and moving a slot from one primary to another.
 
 use super::{FIXTURE, RedisCluster, View};
-use crate::wait::{PATIENCE, until};
+use crate::wait::{TIME_LIMIT, until};
 
 pub(super) const SLOTS: usize = 16_384;
 
@@ -108,7 +108,7 @@ impl RedisCluster {
     /// Waits until every running node believes that `owner` serves `slot`.
     pub(super) fn wait_owner(&self, slot: u16, owner: usize) {
         let id = self.at(owner).id;
-        until(&format!("slot {slot} at node {owner}"), PATIENCE, || {
+        until(&format!("slot {slot} at node {owner}"), TIME_LIMIT, || {
             self.running().iter().try_for_each(|(index, node)| {
                 let view = View::of(&node.server)?;
                 if view.owner(slot) == Some(&id) {

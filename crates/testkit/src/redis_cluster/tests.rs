@@ -51,7 +51,7 @@ fn a_killed_primary_fails_over_and_comes_back_as_replica() {
     let key = fill(&cluster, 0, "kept");
     query::<u64>(&mut cluster.connection(0), "WAIT 1 10000");
     cluster.kill(0);
-    assert_eq!(cluster.wait_failover(0, PATIENCE), 3);
+    assert_eq!(cluster.wait_failover(0, TIME_LIMIT), 3);
     assert_eq!(cluster.primary_of_key(&key), 3);
     assert_eq!(cluster.node(3).keys(), [key.as_str()]);
     cluster.revive(0);
@@ -64,7 +64,7 @@ fn a_killed_primary_fails_over_and_comes_back_as_replica() {
 async fn a_paused_primary_fails_over_while_the_test_goes_on() {
     let cluster = RedisCluster::start_with(600, &[]);
     cluster.pause(1);
-    let waiting = cluster.blocking(|cluster| cluster.wait_failover(1, PATIENCE));
+    let waiting = cluster.blocking(|cluster| cluster.wait_failover(1, TIME_LIMIT));
     let ticking = async {
         for _ in 0..3 {
             tokio::task::yield_now().await;

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::members::shorten_periods;
-use super::{Fields, MASTER_NAME, PATIENCE, RedisSentinel, RedisServer, call, field, until};
+use super::{Fields, MASTER_NAME, RedisSentinel, RedisServer, TIME_LIMIT, call, field, until};
 
 impl RedisSentinel {
     /// Kills the primary with SIGKILL. Returns its index.
@@ -92,7 +92,7 @@ impl RedisSentinel {
     pub fn failover(&self) -> usize {
         let from = self.primary();
         let (_, sentinel) = self.current_sentinels().swap_remove(0);
-        until("a failover by hand", PATIENCE, || {
+        until("a failover by hand", TIME_LIMIT, || {
             self.request_failover(from, &sentinel)?;
             match self.agreed()? {
                 primary if primary == from => Err(format!("all name server {from}")),

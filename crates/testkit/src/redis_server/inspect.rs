@@ -11,7 +11,7 @@ use redis::{
 };
 
 use super::{FIXTURE, RedisServer, lock};
-use crate::wait::PATIENCE;
+use crate::wait::TIME_LIMIT;
 
 /// Makes a query to a paused server fail the test instead of hanging it.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -69,8 +69,8 @@ impl RedisServer {
     /// If the server refuses the connection.
     pub async fn async_connection(&self) -> MultiplexedConnection {
         let config = AsyncConnectionConfig::new()
-            .set_response_timeout(Some(PATIENCE))
-            .set_connection_timeout(Some(PATIENCE));
+            .set_response_timeout(Some(TIME_LIMIT))
+            .set_connection_timeout(Some(TIME_LIMIT));
         let client = redis::Client::open(self.url()).expect("a valid address");
         let connection = client.get_multiplexed_async_connection_with_config(&config).await;
         connection.unwrap_or_else(|error| panic!("cannot connect to redis-server: {error}"))

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use redis::{Cmd, FromRedisValue, RedisResult};
 
-use super::wire::Line;
+use super::wire::Connection;
 use super::{HEARTBEAT, NO_TTL, Pinged, Seed000, Stats, lock};
 
 const QUEUE: &str = include_str!("queue.lua");
@@ -85,19 +85,19 @@ impl Seed000 {
     /// If Redis fails.
     pub async fn wait_notification(&self, id: &str, timeout: Duration) -> RedisResult<bool> {
         let timeout = Some(timeout).filter(|timeout| !timeout.is_zero());
-        self.pop_notification(&Line::default(), id, timeout).await
+        self.pop_notification(&Connection::default(), id, timeout).await
     }
 
     pub(super) async fn pop_notification(
         &self,
-        line: &Line,
+        connection: &Connection,
         id: &str,
         timeout: Option<Duration>,
     ) -> RedisResult<bool> {
         let key = self.notification_key(id);
         let mut command = redis::cmd(if timeout.is_some() { "BLPOP" } else { "LPOP" });
         command.arg(key).arg(timeout.map(seconds));
-        let popped: redis::Value = self.call_on(line, &command).await?;
+        let popped: redis::Value = self.call_on(connection, &command).await?;
         Ok(popped != redis::Value::Nil)
     }
 
@@ -201,11 +201,15 @@ impl Seed000 {
     }
 
     pub(super) async fn call<T: FromRedisValue>(&self, command: &Cmd) -> RedisResult<T> {
-        self.call_on(&self.inner.line, command).await
+        self.call_on(&self.inner.connection, command).await
     }
 
-    async fn call_on<T: FromRedisValue>(&self, line: &Line, command: &Cmd) -> RedisResult<T> {
-        line.call(&self.inner.client, self.inner.options.attempts, command).await
+    async fn call_on<T: FromRedisValue>(
+        &self,
+        connection: &Connection,
+        command: &Cmd,
+    ) -> RedisResult<T> {
+        connection.call(&self.inner.client, self.inner.options.attempts, command).await
     }
 
     fn keys(&self, name: &str) -> Keys {

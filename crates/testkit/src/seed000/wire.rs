@@ -34,9 +34,9 @@ impl Default for Options {
 
 /// A connection that is made on first use, and again after it broke.
 #[derive(Default)]
-pub(super) struct Line(Mutex<Option<MultiplexedConnection>>);
+pub(super) struct Connection(Mutex<Option<MultiplexedConnection>>);
 
-impl Line {
+impl Connection {
     /// Sends a command, and sends it again after *any* error, as document 001 prescribes.
     pub(super) async fn call<T: FromRedisValue>(
         &self,

@@ -38,7 +38,7 @@ const UNDER_WAY: Micros = 300 * MILLISECOND;
 
 pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
     let spec = &case.history.things[thing];
-    if spec.rate.is_some() || spec.steered {
+    if spec.rate.is_some() || spec.operated {
         return;
     }
     let queues = spec.kind == plan::Kind::Semaphore;

@@ -6,7 +6,7 @@ use std::fmt;
 use super::History;
 use super::spans::Span;
 use crate::clock::Micros;
-use crate::driver::LifeEnd;
+use crate::driver::LifetimeEnd;
 use crate::history::{Event, How, OpId};
 use crate::plan::{self, Thing};
 use crate::worker::COMMAND;
@@ -140,8 +140,11 @@ pub(super) fn read(history: &History) -> Result<Vec<Op>, String> {
     let mut all = Vec::new();
     for (life, lines) in &history.lives {
         let mut index: HashMap<OpId, usize> = HashMap::new();
-        let killed =
-            if let LifeEnd::Killed(at) | LifeEnd::Stuck(at) = life.end { Some(at) } else { None };
+        let killed = if let LifetimeEnd::Killed(at) | LifetimeEnd::Stuck(at) = life.end {
+            Some(at)
+        } else {
+            None
+        };
         for line in lines {
             let at = line.at;
             if let Event::Ask { op, thing, id } = &line.event {

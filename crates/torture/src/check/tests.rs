@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::clock::MILLISECOND;
-use crate::driver::Steering;
+use crate::driver::LimitChange;
 use crate::plan::CONFIRM;
 use crate::record::sum;
 
@@ -72,7 +72,7 @@ impl Record {
 /// Workers, numbered in this order, that share one thing.
 fn history(thing: Thing, records: Vec<Record>) -> History {
     let life = |(worker, record): (usize, Record)| {
-        (Life { worker, life: 1, foreign: false, end: LifeEnd::Done }, record.0)
+        (Lifetime { worker, life: 1, foreign: false, end: LifetimeEnd::Done }, record.0)
     };
     let lives = records.into_iter().enumerate().map(life).collect();
     History { things: vec![thing], lives, ended: 600 * SECOND, ..History::default() }
@@ -223,14 +223,19 @@ fn a_store_that_lost_its_data_or_its_time_may_start_a_burst_more() {
 
 /// An operator makes a change at 1000 ms, which the store answers at 1010 ms, if it does. From 2000 ms on another
 /// setting is in force.
-fn steered(records: Vec<Record>, to: Steering, back: Steering, is_answered: bool) -> History {
+fn operated(
+    records: Vec<Record>,
+    to: LimitChange,
+    back: LimitChange,
+    is_answered: bool,
+) -> History {
     let change = |to, requested: Micros, answered: Option<Micros>| Change {
         thing: 0,
         to,
         requested: requested * MILLISECOND,
         answered: answered.map(|at| at * MILLISECOND),
     };
-    let mut history = history(semaphore(3).steered(), records);
+    let mut history = history(semaphore(3).operated(), records);
     history.changes.push(change(to, 1000, is_answered.then_some(1010)));
     history.changes.push(change(back, 2000, Some(2010)));
     history
@@ -243,8 +248,8 @@ fn a_capacity_that_was_set_counts_for_later_acquires() {
         let other = Record::default().held(1, 200, 3000);
         let later = Record::default().ask(requested, 1).grant(granted, 1, granted);
         let later = later.end(granted, 1, How::Released);
-        let (to, back) = (Steering::Capacity(2), Steering::Capacity(3));
-        steered(vec![older, other, later], to, back, is_answered)
+        let (to, back) = (LimitChange::Capacity(2), LimitChange::Capacity(3));
+        operated(vec![older, other, later], to, back, is_answered)
     };
     assert_finds(&case(1020, 1030, true), &[Rule::Limit]);
     // It may have been granted before the change, or after the next one.
@@ -263,19 +268,19 @@ fn a_capacity_that_was_set_counts_for_later_acquires() {
 #[test]
 fn a_shrink_keeps_existing_holders() {
     let holders = || (1..4).map(|n| Record::default().held(1, 100 * n, 1900)).collect();
-    let (to, back) = (Steering::Capacity(1), Steering::Capacity(3));
-    assert_passes(&steered(holders(), to, back, true));
+    let (to, back) = (LimitChange::Capacity(1), LimitChange::Capacity(3));
+    assert_passes(&operated(holders(), to, back, true));
     // A holder that may have released before the grant does not count.
     let gone = Record::default().held(1, 100, 1500);
     let next = Record::default().ask(1400, 1).grant(1600, 1, 1600).end(1700, 1, How::Released);
-    assert_passes(&steered(vec![gone, next], to, back, true));
+    assert_passes(&operated(vec![gone, next], to, back, true));
 }
 
 #[test]
 fn nothing_is_granted_during_a_pause() {
     let case = |record: Record, is_answered| {
         let record = record.end(2500, 1, How::Released);
-        steered(vec![record], Steering::Pause, Steering::Resume, is_answered)
+        operated(vec![record], LimitChange::Pause, LimitChange::Resume, is_answered)
     };
     let requested =
         |requested, granted| Record::default().ask(requested, 1).grant(granted, 1, granted);
@@ -320,7 +325,7 @@ fn a_store_that_came_back_empty_excuses_old_holders_until_they_are_connected() {
     // Two permits that the new server granted are still a violation.
     let mut both_new = believes_until(2000);
     both_new.lives.push((
-        Life { worker: 2, life: 1, foreign: false, end: LifeEnd::Done },
+        Lifetime { worker: 2, life: 1, foreign: false, end: LifetimeEnd::Done },
         Record::default().held_by(1, 2200, 2400, 2200).0,
     ));
     assert_finds(&both_new, &[Rule::Limit]);
@@ -356,7 +361,7 @@ fn a_failover_of_another_node_excuses_nothing() {
     }
     let late = |scope| {
         let released = |record: Record| record.end(1000, 1, How::Released);
-        let mut history = wait_for(released, LifeEnd::Done, 3700);
+        let mut history = wait_for(released, LifetimeEnd::Done, 3700);
         history.faults.push(fault(Kind::SlotMoved, scope, 0, 20_000));
         history
     };
@@ -505,7 +510,7 @@ fn a_waiter_seen_in_the_queue_later_was_passed_over() {
 }
 
 /// One holds and ends as `end` says. Another waits from 200 ms on, until it gives up.
-fn wait_for(end: fn(Record) -> Record, life: LifeEnd, gives_up: Micros) -> History {
+fn wait_for(end: fn(Record) -> Record, life: LifetimeEnd, gives_up: Micros) -> History {
     let held = end(Record::default().ask(100, 1).grant(100, 1, 100).holds(100, 990, 1));
     let waits = Record::default().ask(200, 1).seen(210, 1).end(gives_up, 1, How::Cancelled);
     let mut history = history(semaphore(1), vec![held, waits]);
@@ -516,11 +521,11 @@ fn wait_for(end: fn(Record) -> Record, life: LifeEnd, gives_up: Micros) -> Histo
 #[test]
 fn no_acquire_waits_for_a_free_permit() {
     let released = |record: Record| record.end(1000, 1, How::Released);
-    assert_finds(&wait_for(released, LifeEnd::Done, 3700), &[Rule::Waiting]);
-    assert_passes(&wait_for(released, LifeEnd::Done, 3500));
+    assert_finds(&wait_for(released, LifetimeEnd::Done, 3700), &[Rule::Waiting]);
+    assert_passes(&wait_for(released, LifetimeEnd::Done, 3500));
     let dropped = |record: Record| record.end(1000, 1, How::Dropped);
-    assert_passes(&wait_for(dropped, LifeEnd::Done, 3800));
-    assert_finds(&wait_for(dropped, LifeEnd::Done, 4000), &[Rule::Waiting]);
+    assert_passes(&wait_for(dropped, LifetimeEnd::Done, 3800));
+    assert_finds(&wait_for(dropped, LifetimeEnd::Done, 4000), &[Rule::Waiting]);
 }
 
 #[test]
@@ -535,20 +540,20 @@ fn a_heavy_waiter_counts_only_when_all_is_free() {
     assert_finds(&case(weighed, 1000), &[Rule::Waiting]);
     // A rate or an operator may be the reason for the wait.
     assert_passes(&case(semaphore(1).paced(10, 2), 1000));
-    assert_passes(&case(semaphore(1).steered(), 1000));
+    assert_passes(&case(semaphore(1).operated(), 1000));
 }
 
 #[test]
 fn a_dead_holder_keeps_its_permit_for_a_lease_and_no_longer() {
     let aftermath = semaphore(1).aftermath() / MILLISECOND;
     assert_eq!(aftermath, 3000 + CONFIRM.min(3 * SECOND) / MILLISECOND + 1500);
-    let killed = LifeEnd::Killed(1000 * MILLISECOND);
+    let killed = LifetimeEnd::Killed(1000 * MILLISECOND);
     assert_passes(&wait_for(|record| record, killed.clone(), 1000 + aftermath + 2500));
     assert_finds(&wait_for(|record| record, killed, 1000 + aftermath + 2700), &[Rule::Waiting]);
 }
 
 /// One cancels an acquire at 2000 ms, while its connection flaps until 2100 ms. Another waits until it gives up.
-fn wait_for_cancelled(life: LifeEnd, gives_up: Micros) -> History {
+fn wait_for_cancelled(life: LifetimeEnd, gives_up: Micros) -> History {
     let cancelled = Record::default().ask(1000, 1).end(2000, 1, How::Cancelled);
     let waits = Record::default().ask(2200, 1).seen(2300, 1).end(gives_up, 1, How::Cancelled);
     let thing = Thing::semaphore("x", 1, 8 * SECOND);
@@ -561,10 +566,10 @@ fn wait_for_cancelled(life: LifeEnd, gives_up: Micros) -> History {
 #[test]
 fn an_acquire_cancelled_during_an_outage_is_released_after_it() {
     let back = 2100 + 2000;
-    assert_passes(&wait_for_cancelled(LifeEnd::Done, back + 300 + 2500));
-    assert_finds(&wait_for_cancelled(LifeEnd::Done, back + 300 + 2700), &[Rule::Waiting]);
+    assert_passes(&wait_for_cancelled(LifetimeEnd::Done, back + 300 + 2500));
+    assert_finds(&wait_for_cancelled(LifetimeEnd::Done, back + 300 + 2700), &[Rule::Waiting]);
     // It died before, so its lease has to end first.
-    let killed = LifeEnd::Killed(3000 * MILLISECOND);
+    let killed = LifetimeEnd::Killed(3000 * MILLISECOND);
     assert_passes(&wait_for_cancelled(killed.clone(), back + 300 + 2700));
     assert_finds(&wait_for_cancelled(killed, 2000 + 13_500 + 2700), &[Rule::Waiting]);
 }
@@ -646,7 +651,7 @@ fn an_id_that_is_used_again_may_be_listed_again() {
 fn a_dead_process_releases_nothing() {
     let killed = |at| {
         let mut history = given_up(long_semaphore(), How::Cancelled, 11_000);
-        history.lives[0].0.end = LifeEnd::Killed(at * MILLISECOND);
+        history.lives[0].0.end = LifetimeEnd::Killed(at * MILLISECOND);
         history
     };
     assert_passes(&killed(1001));
@@ -654,7 +659,7 @@ fn a_dead_process_releases_nothing() {
     assert_finds(&killed(1000 + 1600), &[Rule::Leak]);
     // One that crashed wrote its last line at 1500 ms.
     let mut broke = given_up(long_semaphore(), How::Cancelled, 11_000);
-    broke.lives[0].0.end = LifeEnd::Broke("signal: 11".to_owned());
+    broke.lives[0].0.end = LifetimeEnd::Broke("signal: 11".to_owned());
     broke.lives[0].1.push(Line { at: 1500 * MILLISECOND, event: Event::Tick });
     assert_finds(&broke, &[Rule::Crash]);
 }
@@ -688,7 +693,7 @@ fn a_worker_that_was_hit_by_a_fault_releases_when_it_is_connected_again() {
     let mut other = slow.clone();
     slow.lives[0].1.push(Line { at: 2100 * MILLISECOND, event: gap.clone() });
     assert_passes(&slow);
-    let life = Life { worker: 1, life: 1, foreign: false, end: LifeEnd::Done };
+    let life = Lifetime { worker: 1, life: 1, foreign: false, end: LifetimeEnd::Done };
     other.lives.push((life, vec![Line { at: 2100 * MILLISECOND, event: gap }]));
     assert_finds(&other, &[Rule::Leak]);
 }
@@ -755,11 +760,11 @@ fn the_other_programs_dead_are_waited_for_no_longer_than_its_heartbeat() {
 #[test]
 fn a_disconnected_worker_waits() {
     let released = |record: Record| record.end(1000, 1, How::Released);
-    let mut history = wait_for(released, LifeEnd::Done, 9000);
+    let mut history = wait_for(released, LifetimeEnd::Done, 9000);
     history.faults.push(fault(Kind::Stall, Scope::Worker(1), 900, 4000));
     assert_passes(&history);
     // But not forever.
-    let mut history = wait_for(released, LifeEnd::Done, 13_000);
+    let mut history = wait_for(released, LifetimeEnd::Done, 13_000);
     history.faults.push(fault(Kind::Stall, Scope::Worker(1), 900, 4000));
     assert_finds(&history, &[Rule::Waiting]);
 }
@@ -768,13 +773,13 @@ fn a_disconnected_worker_waits() {
 fn a_waiter_in_the_queue_holds_nothing() {
     let case = |seen: &[Micros]| {
         let released = |record: Record| record.end(1000, 1, How::Released);
-        let mut history = wait_for(released, LifeEnd::Done, 5000);
+        let mut history = wait_for(released, LifetimeEnd::Done, 5000);
         let mut other = Record::default().ask(300, 1);
         for at in seen {
             other = other.seen(*at, 1);
         }
         let other = other.end(6000, 1, How::Cancelled);
-        let life = Life { worker: 2, life: 1, foreign: false, end: LifeEnd::Done };
+        let life = Lifetime { worker: 2, life: 1, foreign: false, end: LifetimeEnd::Done };
         history.lives.push((life, other.0));
         history.faults.push(fault(Kind::Delay, Scope::Worker(2), 900, 5500));
         history
@@ -788,7 +793,7 @@ fn a_waiter_in_the_queue_holds_nothing() {
 #[test]
 fn a_machine_that_stood_still_is_no_violation() {
     let released = |record: Record| record.end(1000, 1, How::Released);
-    let mut history = wait_for(released, LifeEnd::Done, 3700);
+    let mut history = wait_for(released, LifetimeEnd::Done, 3700);
     let gap = Event::Gap { since: 1500 * MILLISECOND };
     history.lives[1].1.insert(2, Line { at: 3000 * MILLISECOND, event: gap });
     assert_passes(&history);
@@ -802,9 +807,9 @@ fn a_machine_that_stood_still_is_no_violation() {
 #[test]
 fn a_process_without_further_ticks_stood_still() {
     let released = |record: Record| record.end(1000, 1, How::Released);
-    let mut history = wait_for(released, LifeEnd::Done, 9000);
+    let mut history = wait_for(released, LifetimeEnd::Done, 9000);
     history.lives[1].1.pop();
-    history.lives[1].0.end = LifeEnd::Stuck(20 * SECOND);
+    history.lives[1].0.end = LifetimeEnd::Stuck(20 * SECOND);
     assert_finds(&history, &[Rule::Waiting, Rule::Waiting]);
     let tick = |at| Line { at: at * MILLISECOND, event: Event::Tick };
     history.lives[1].1.push(tick(1200));
@@ -893,9 +898,9 @@ fn leftovers_and_broken_workers_are_reported() {
     history.leftovers.push("the key x".to_owned());
     assert_finds(&history, &[Rule::Leftovers]);
     history.leftovers.clear();
-    history.lives[0].0.end = LifeEnd::Broke("signal: 11".to_owned());
+    history.lives[0].0.end = LifetimeEnd::Broke("signal: 11".to_owned());
     assert_finds(&history, &[Rule::Crash]);
-    history.lives[0].0.end = LifeEnd::Stuck(5);
+    history.lives[0].0.end = LifetimeEnd::Stuck(5);
     assert_finds(&history, &[Rule::Waiting]);
     history.faults.push(fault(Kind::Slow, Scope::Everybody, 10, 1000));
     assert_eq!(check(&history).violations, []);

@@ -10,7 +10,7 @@ use std::thread;
 
 use fastrand::Rng;
 use testkit::redis_cluster::{RedisCluster, Reset, slot_of};
-use testkit::wait::PATIENCE;
+use testkit::wait::TIME_LIMIT;
 
 use super::server::{
     ShuffledFaults, client_kill, client_pause, forget_fences, forget_fences_later,
@@ -216,7 +216,7 @@ impl Cluster {
         let replace = || {
             show.fault(kind, Scope::Things(things), || {
                 stop(&self.nodes, primary);
-                self.nodes.wait_failover(primary, PATIENCE)
+                self.nodes.wait_failover(primary, TIME_LIMIT)
             })
         };
         if self.needs_all_slots {

@@ -18,7 +18,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use testkit::proxy::{Cut, FaultProxy};
 
 use super::stage::Stage;
-use super::{Life, LifeEnd, PATIENCE, Phase, Show, describe, lock, millis};
+use super::{Lifetime, LifetimeEnd, Phase, Show, TIME_LIMIT, describe, lock, millis};
 use crate::clock::{self, Micros};
 use crate::fault::{Kind, Scope};
 use crate::history::{Event, HistoryFile, How};
@@ -40,7 +40,7 @@ pub(super) fn lane(show: &Show, stage: &Stage, index: usize, binary: &Path) {
         let span = if rng.u32(..4) > 0 { 5000..10_000 } else { 0..1500 };
         let job = Job { show, index, life, span: millis(&mut rng, span) };
         let end = job.run(binary, stage, &mut rng);
-        lock(&show.log).lives.push(Life { worker: index, life, foreign: false, end });
+        lock(&show.log).lives.push(Lifetime { worker: index, life, foreign: false, end });
     }
 }
 
@@ -53,7 +53,7 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    fn run(&self, binary: &Path, stage: &Stage, rng: &mut Rng) -> LifeEnd {
+    fn run(&self, binary: &Path, stage: &Stage, rng: &mut Rng) -> LifetimeEnd {
         // Mostly things with a capacity of 1, where a child that lives too long is noticed.
         let any = rng.u32(..4) == 0;
         let fits = |thing: &&Thing| thing.is_for_the_command() && (any || thing.capacity == 1);
@@ -66,15 +66,15 @@ impl Job<'_> {
         history_file.note(Event::Ask { op, thing: thing.name.to_owned(), id });
         let mut process = self.start(binary, &stage.url(self.index), thing);
         let killed = self.suffer(&mut process, stage, rng);
-        let Some(status) = wait(&mut process) else { return LifeEnd::Stuck(clock::now()) };
+        let Some(status) = wait(&mut process) else { return LifetimeEnd::Stuck(clock::now()) };
         if let Some(at) = killed.filter(|_| status.signal().is_some()) {
-            return LifeEnd::Killed(at);
+            return LifetimeEnd::Killed(at);
         }
         let end = ENDS.iter().find(|(code, _)| status.code() == Some(*code));
-        let Some((_, how)) = end else { return LifeEnd::Broke(describe(Some(status))) };
+        let Some((_, how)) = end else { return LifetimeEnd::Broke(describe(Some(status))) };
         history_file.note(Event::End { op, how: *how });
         history_file.note(Event::Done);
-        LifeEnd::Done
+        LifetimeEnd::Done
     }
 
     fn start(&self, binary: &Path, url: &str, thing: &Thing) -> Child {
@@ -225,7 +225,7 @@ fn first_child(of: Pid) -> Option<Pid> {
 /// Returns how the process ended, or `None` if it did not end in time.
 fn wait(process: &mut Child) -> Option<ExitStatus> {
     let begun = Instant::now();
-    while begun.elapsed() < Duration::from_micros(PATIENCE) {
+    while begun.elapsed() < Duration::from_micros(TIME_LIMIT) {
         if let Ok(Some(status)) = process.try_wait() {
             return Some(status);
         }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Life, LifeEnd, Log};
+use super::{Lifetime, LifetimeEnd, Log};
 use crate::check::History;
 use crate::clock::{self, Micros, SECOND};
 use crate::history;
@@ -64,7 +64,7 @@ fn read(dir: &Path, log: &Log) -> Result<History, String> {
         let last = lives.iter().filter(|life| life.worker == worker).map(|life| life.life).max();
         let next = last.unwrap_or_default() + 1;
         if history_path(dir, worker, next).exists() {
-            lives.push(Life { worker, life: next, foreign: false, end: LifeEnd::Done });
+            lives.push(Lifetime { worker, life: next, foreign: false, end: LifetimeEnd::Done });
         }
         worker += 1;
     }

@@ -7,7 +7,7 @@ use redis::Connection;
 use testkit::redis_server::RedisServer;
 
 use super::stage::{Stage, redis_command};
-use super::{LifeEnd, Log};
+use super::{LifetimeEnd, Log};
 use crate::plan::{self, THINGS, Thing};
 
 /// Dead processes keep their leases until these end.
@@ -117,7 +117,7 @@ fn keys(stage: &Stage, log: &Log) -> Vec<String> {
 fn keys_of(server: &RedisServer, stage: &Stage, log: &Log) -> Vec<String> {
     let mut connection = server.connection();
     let keys: Vec<String> = redis_command(&mut connection, &["KEYS", "*"]);
-    let killed = log.lives.iter().any(|life| matches!(life.end, LifeEnd::Killed(_)));
+    let killed = log.lives.iter().any(|life| matches!(life.end, LifetimeEnd::Killed(_)));
     let stays = |key: &String| {
         let lasting = ["adv-sem:semaphore_fence:", "adv-sem:semaphore_max:", "syncguard:fence:"];
         // Describes a client, for statistics. The client renews this key every minute, and it expires soon after the

@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
 
-use super::{Change, Crowded, Life, LifeEnd, Listed, Log, Steering};
+use super::{Change, Crowded, Lifetime, LifetimeEnd, LimitChange, Listed, Log};
 use crate::clock::Micros;
 use crate::fault::{Fault, Kind, Scope};
 
@@ -31,22 +31,22 @@ impl fmt::Display for Log {
         for fault in &self.faults {
             writeln!(f, "fault {fault}")?;
         }
-        for Life { worker, life, foreign, end } in &self.lives {
+        for Lifetime { worker, life, foreign, end } in &self.lives {
             write!(f, "life {worker} {life} {foreign} ")?;
             match end {
-                LifeEnd::Killed(at) => writeln!(f, "killed {at}")?,
-                LifeEnd::Stuck(at) => writeln!(f, "stuck {at}")?,
-                LifeEnd::Broke(how) => writeln!(f, "broke {how}")?,
-                LifeEnd::Done => writeln!(f, "done")?,
+                LifetimeEnd::Killed(at) => writeln!(f, "killed {at}")?,
+                LifetimeEnd::Stuck(at) => writeln!(f, "stuck {at}")?,
+                LifetimeEnd::Broke(how) => writeln!(f, "broke {how}")?,
+                LifetimeEnd::Done => writeln!(f, "done")?,
             }
         }
         for Change { thing, to, requested, answered } in &self.changes {
             let answered = answered.map_or_else(|| "-".to_owned(), |at| at.to_string());
             write!(f, "change {thing} {requested} {answered} ")?;
             match to {
-                Steering::Capacity(capacity) => writeln!(f, "capacity {capacity}")?,
-                Steering::Pause => writeln!(f, "pause")?,
-                Steering::Resume => writeln!(f, "resume")?,
+                LimitChange::Capacity(capacity) => writeln!(f, "capacity {capacity}")?,
+                LimitChange::Pause => writeln!(f, "pause")?,
+                LimitChange::Resume => writeln!(f, "resume")?,
             }
         }
         for Crowded { at, thing, held } in &self.crowded {
@@ -101,20 +101,20 @@ impl Log {
             }
             "life" => {
                 let end = match *words.get(3)? {
-                    "killed" => LifeEnd::Killed(number(4)?),
-                    "stuck" => LifeEnd::Stuck(number(4)?),
-                    "broke" => LifeEnd::Broke(words[4..].join(" ")),
-                    _ => LifeEnd::Done,
+                    "killed" => LifetimeEnd::Killed(number(4)?),
+                    "stuck" => LifetimeEnd::Stuck(number(4)?),
+                    "broke" => LifetimeEnd::Broke(words[4..].join(" ")),
+                    _ => LifetimeEnd::Done,
                 };
                 let foreign = words.get(2)?.parse().ok()?;
                 let (worker, life) = (index(0)?, words.get(1)?.parse().ok()?);
-                self.lives.push(Life { worker, life, foreign, end });
+                self.lives.push(Lifetime { worker, life, foreign, end });
             }
             "change" => {
                 let to = match *words.get(3)? {
-                    "capacity" => Steering::Capacity(words.get(4)?.parse().ok()?),
-                    "pause" => Steering::Pause,
-                    "resume" => Steering::Resume,
+                    "capacity" => LimitChange::Capacity(words.get(4)?.parse().ok()?),
+                    "pause" => LimitChange::Pause,
+                    "resume" => LimitChange::Resume,
                     _ => return None,
                 };
                 let answered = if words[2] == "-" { None } else { Some(number(2)?) };
@@ -142,7 +142,7 @@ mod tests {
 
     #[test]
     fn a_saved_log_is_read_back() {
-        let life = |life, end| Life { worker: 2, life, foreign: life == 4, end };
+        let life = |life, end| Lifetime { worker: 2, life, foreign: life == 4, end };
         let faults = Kind::ALL.iter().enumerate().map(|(at, kind)| {
             let things = Scope::Things([0, at % 16].into_iter().collect());
             let scope = [Scope::Worker(at), Scope::Everybody, Scope::Nobody, things][at % 4];
@@ -156,15 +156,15 @@ mod tests {
             local: true,
             faults: faults.collect(),
             lives: vec![
-                life(1, LifeEnd::Killed(7)),
-                life(2, LifeEnd::Broke("exit status: 101".to_owned())),
-                life(3, LifeEnd::Stuck(9)),
-                life(4, LifeEnd::Done),
+                life(1, LifetimeEnd::Killed(7)),
+                life(2, LifetimeEnd::Broke("exit status: 101".to_owned())),
+                life(3, LifetimeEnd::Stuck(9)),
+                life(4, LifetimeEnd::Done),
             ],
             changes: vec![
-                Change { thing: 1, to: Steering::Capacity(2), requested: 3, answered: Some(4) },
-                Change { thing: 1, to: Steering::Pause, requested: 5, answered: None },
-                Change { thing: 1, to: Steering::Resume, requested: 6, answered: Some(7) },
+                Change { thing: 1, to: LimitChange::Capacity(2), requested: 3, answered: Some(4) },
+                Change { thing: 1, to: LimitChange::Pause, requested: 5, answered: None },
+                Change { thing: 1, to: LimitChange::Resume, requested: 6, answered: Some(7) },
             ],
             crowded: vec![Crowded { at: 5, thing: 6, held: 7 }],
             listed: vec![Listed { thing: 2, id: "7Vd3kQ0aZx1-42".to_owned(), from: 8, to: 9 }],

@@ -1,4 +1,4 @@
-//! The operator: sets the capacity of the steered thing, pauses and resumes it, and records when.
+//! The operator: sets the capacity of the operated thing, pauses and resumes it, and records when.
 //!
 //! It uses its own client, and connects to the store without a proxy. A change that was not answered at once may have
 //! been applied, or may be applied later. So after that the state is unknown until two changes in a row were answered
@@ -24,7 +24,7 @@ const ATTEMPTS: u32 = 40;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Change {
     pub thing: usize,
-    pub to: Steering,
+    pub to: LimitChange,
     /// The time before the request.
     pub requested: Micros,
     /// When the change was certainly in force. `None` if that is not known.
@@ -32,7 +32,7 @@ pub struct Change {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Steering {
+pub enum LimitChange {
     Capacity(u32),
     Pause,
     Resume,
@@ -40,12 +40,12 @@ pub enum Steering {
 
 pub(super) fn lane(show: &Show, stage: &Stage) {
     let mut things = THINGS.iter().enumerate();
-    let Some((at, thing)) = things.find(|(_, thing)| thing.steered) else { return };
+    let Some((at, thing)) = things.find(|(_, thing)| thing.operated) else { return };
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let mut operator = Operator { show, stage, at, thing, at_once: false, client: None };
     let mut rng = show.rng(u64::MAX - 3);
-    runtime.expect("a runtime").block_on(operator.steer(&mut rng));
+    runtime.expect("a runtime").block_on(operator.change_limits(&mut rng));
 }
 
 struct Operator<'a> {
@@ -61,22 +61,22 @@ struct Operator<'a> {
 
 impl Operator<'_> {
     /// Makes changes until the run ends. Leaves nothing paused.
-    async fn steer(&mut self, rng: &mut Rng) {
+    async fn change_limits(&mut self, rng: &mut Rng) {
         let mut paused = false;
         while self.rest(millis(rng, 1000..3000)) {
             let to = match rng.u32(..100) {
-                0..60 if paused => Steering::Resume,
-                0..40 => Steering::Pause,
-                _ => Steering::Capacity(rng.u32(1..=self.thing.capacity)),
+                0..60 if paused => LimitChange::Resume,
+                0..40 => LimitChange::Pause,
+                _ => LimitChange::Capacity(rng.u32(1..=self.thing.capacity)),
             };
             let answered = self.change(to).await;
             match to {
-                Steering::Pause => paused = true,
-                Steering::Resume if answered => paused = false,
-                Steering::Resume | Steering::Capacity(_) => {}
+                LimitChange::Pause => paused = true,
+                LimitChange::Resume if answered => paused = false,
+                LimitChange::Resume | LimitChange::Capacity(_) => {}
             }
         }
-        for to in [Steering::Resume, Steering::Capacity(self.thing.capacity)] {
+        for to in [LimitChange::Resume, LimitChange::Capacity(self.thing.capacity)] {
             let mut attempts = 0..ATTEMPTS;
             while !self.change(to).await {
                 if attempts.next().is_none() {
@@ -97,7 +97,7 @@ impl Operator<'_> {
     }
 
     /// Makes a change. Returns whether it was answered at once.
-    async fn change(&mut self, to: Steering) -> bool {
+    async fn change(&mut self, to: LimitChange) -> bool {
         let at = {
             let (thing, requested) = (self.at, clock::now());
             let mut log = lock(&self.show.log);
@@ -120,12 +120,12 @@ impl Operator<'_> {
         self.at_once
     }
 
-    async fn apply(&mut self, to: Steering) -> Result<(), Error> {
+    async fn apply(&mut self, to: LimitChange) -> Result<(), Error> {
         let semaphore = self.semaphore().await?;
         match to {
-            Steering::Capacity(capacity) => semaphore.set_capacity(capacity).await,
-            Steering::Pause => semaphore.pause().await,
-            Steering::Resume => semaphore.resume().await,
+            LimitChange::Capacity(capacity) => semaphore.set_capacity(capacity).await,
+            LimitChange::Pause => semaphore.pause().await,
+            LimitChange::Resume => semaphore.resume().await,
         }
     }
 

@@ -9,7 +9,7 @@ use std::time::Instant;
 use fastrand::Rng;
 use testkit::redis_sentinel::{Options, RedisSentinel};
 use testkit::redis_server::RedisServer;
-use testkit::wait::PATIENCE;
+use testkit::wait::TIME_LIMIT;
 
 use super::server::{
     ShuffledFaults, client_kill, client_pause, forget_fences, forget_fences_later,
@@ -161,7 +161,7 @@ impl Sentinel {
     fn replace(&self, show: &Show, kind: Kind, primary: usize, stop: fn(&RedisSentinel, usize)) {
         let (to, _) = show.fault(kind, Scope::Everybody, || {
             stop(&self.set, primary);
-            self.set.wait_failover(primary, Instant::now(), PATIENCE)
+            self.set.wait_failover(primary, Instant::now(), TIME_LIMIT)
         });
         self.primary.store(to, Ordering::SeqCst);
         forget_fences(show, (0..THINGS.len()).collect());

@@ -13,8 +13,8 @@ use testkit::proxy::{Cut, FaultProxy};
 
 use super::stage::Stage;
 use super::{
-    CALM, FIRST_STOPS, Life, LifeEnd, PATIENCE, POWER_CUT, Phase, Show, describe, flaps, lock,
-    millis,
+    CALM, FIRST_STOPS, Lifetime, LifetimeEnd, POWER_CUT, Phase, Show, TIME_LIMIT, describe, flaps,
+    lock, millis,
 };
 use crate::clock::{self, SECOND};
 use crate::fault::{Kind, Scope};
@@ -88,15 +88,15 @@ impl<'a> Worker<'a> {
         Self::start(self.show, self.index, self.life + 1, self.foreign, self.url.clone())
     }
 
-    fn ended(&self, end: LifeEnd) {
+    fn ended(&self, end: LifetimeEnd) {
         let Self { index: worker, life, foreign, .. } = *self;
-        lock(&self.show.log).lives.push(Life { worker, life, foreign, end });
+        lock(&self.show.log).lives.push(Lifetime { worker, life, foreign, end });
     }
 
     /// Whether it ended without being asked to.
     fn has_ended(&mut self) -> bool {
         let Ok(Some(status)) = self.process.try_wait() else { return false };
-        self.ended(LifeEnd::Broke(describe(Some(status))));
+        self.ended(LifetimeEnd::Broke(describe(Some(status))));
         true
     }
 
@@ -226,7 +226,7 @@ impl<'a> Worker<'a> {
             let _ = self.process.kill();
             let _ = self.process.wait();
         });
-        self.ended(LifeEnd::Killed(begin));
+        self.ended(LifetimeEnd::Killed(begin));
         self.show.pause(millis(rng, 0..1500));
         self.again()
     }
@@ -267,21 +267,21 @@ impl<'a> Worker<'a> {
             return;
         }
         if *lock(&self.show.found) {
-            return self.ended(LifeEnd::Killed(clock::now()));
+            return self.ended(LifetimeEnd::Killed(clock::now()));
         }
         let asked_at = clock::now();
         if let Some(input) = self.process.stdin.as_mut() {
             let _ = input.write_all(b"finish\n");
         }
         let begun = Instant::now();
-        while begun.elapsed() < Duration::from_micros(PATIENCE) {
+        while begun.elapsed() < Duration::from_micros(TIME_LIMIT) {
             match self.process.try_wait() {
-                Ok(Some(status)) if status.success() => return self.ended(LifeEnd::Done),
-                Ok(Some(status)) => return self.ended(LifeEnd::Broke(describe(Some(status)))),
+                Ok(Some(status)) if status.success() => return self.ended(LifetimeEnd::Done),
+                Ok(Some(status)) => return self.ended(LifetimeEnd::Broke(describe(Some(status)))),
                 _ => std::thread::sleep(Duration::from_millis(20)),
             }
         }
-        self.ended(LifeEnd::Stuck(asked_at));
+        self.ended(LifetimeEnd::Stuck(asked_at));
     }
 }
 

@@ -73,7 +73,7 @@ impl TaskContext {
         if let Some(rate) = spec.rate {
             builder = builder.rate(rate.starts.into(), Duration::from_secs(1)).burst(rate.burst);
         }
-        if spec.steered {
+        if spec.operated {
             // Otherwise the first acquire of each client would undo what the operator has set.
             builder = builder.unless_declared();
         }

@@ -11,7 +11,7 @@ use super::Report;
 use crate::output::ago;
 use crate::store::Store;
 
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIME_LIMIT: Duration = Duration::from_secs(5);
 /// A larger difference means that a clock is wrong.
 const SKEW: Duration = Duration::from_secs(1);
 const OLDEST: (u32, u32) = (6, 2);
@@ -135,8 +135,8 @@ impl Facts {
 
 pub(super) async fn connect(client: &Client) -> RedisResult<MultiplexedConnection> {
     let config = AsyncConnectionConfig::new()
-        .set_connection_timeout(Some(PATIENCE))
-        .set_response_timeout(Some(PATIENCE));
+        .set_connection_timeout(Some(TIME_LIMIT))
+        .set_response_timeout(Some(TIME_LIMIT));
     client.get_multiplexed_async_connection_with_config(&config).await
 }
 

@@ -51,7 +51,7 @@ pub(crate) fn instance(number: usize) -> Name {
     Name::new("instance id", &format!("worker {number} ü")).unwrap()
 }
 
-pub(crate) fn ask(step: Step) -> Option<PoolCommand> {
+pub(crate) fn command_of(step: Step) -> Option<PoolCommand> {
     let (ttl, action) = match step {
         Step::Acquire { instance: i, capacity, ttl } => {
             (ttl, PoolAction::Acquire { instance: instance(i), capacity })

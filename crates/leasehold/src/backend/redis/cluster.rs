@@ -247,7 +247,7 @@ impl Cluster {
     async fn keep_map(self: Arc<Self>) {
         let (mut problem_since, mut others_asked) = (Instant::now(), None);
         loop {
-            let learnt = self.ask(&mut others_asked).await;
+            let learnt = self.query(&mut others_asked).await;
             let is_sure = learnt.as_ref().is_ok_and(|map| map.is_sure);
             let learnt = learnt.map(|map| self.adopt(&map));
             if let Err(error) = &learnt {
@@ -284,7 +284,7 @@ impl Cluster {
             let _ = self.connected().await;
             let record = client_record(&self.settings.namespace, client);
             // Only statistics need it, so a failure does not matter.
-            let _ = super::topology::ask(&self, Slot::ONLY, record.into()).await;
+            let _ = super::topology::query(&self, Slot::ONLY, record.into()).await;
         }
     }
 

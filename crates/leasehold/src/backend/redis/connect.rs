@@ -95,14 +95,14 @@ impl Connection {
         let what = format!("connecting to {}", info.address());
         let failed = |error: RedisError| translate(&what, &error);
         let mut socket = OpenSocket::open(&self.settings, info).await.map_err(failed)?;
-        let questions = [["INFO", "server"], ["CLIENT", "ID"], ["INFO", "replication"]];
-        let mut hello: Vec<_> = questions.map(|[name, of]| RedisCommand::new(name).arg(of)).into();
+        let queries = [["INFO", "server"], ["CLIENT", "ID"], ["INFO", "replication"]];
+        let mut hello: Vec<_> = queries.map(|[name, of]| RedisCommand::new(name).arg(of)).into();
         if !self.settings.only_reads() {
             hello.extend(self.scripts.load());
         }
-        let questions = questions.len();
-        let mut answers = socket.ask(&hello).await.map_err(failed)?;
-        let loaded = answers.split_off(questions);
+        let queries = queries.len();
+        let mut answers = socket.query(&hello).await.map_err(failed)?;
+        let loaded = answers.split_off(queries);
         // A user without permission for these queries is accepted. Then an old server or a replica goes unnoticed.
         let mut answers = answers.into_iter();
         let mut next = || answers.next().unwrap_or_default();
@@ -261,12 +261,12 @@ impl OpenSocket {
     }
 
     /// Sends commands and returns their replies.
-    pub(super) async fn ask(&self, commands: &[RedisCommand]) -> Result<Vec<Value>, RedisError> {
+    pub(super) async fn query(&self, commands: &[RedisCommand]) -> Result<Vec<Value>, RedisError> {
         received(self.socket.send(commands)).await
     }
 
     pub(super) async fn ask_one(&self, command: RedisCommand) -> Result<Value, RedisError> {
-        Ok(self.ask(&[command]).await?.pop().unwrap_or_default().checked()?)
+        Ok(self.query(&[command]).await?.pop().unwrap_or_default().checked()?)
     }
 
     /// Closes the previous connection on the server. Returns true if nothing that it carried can still be applied: it

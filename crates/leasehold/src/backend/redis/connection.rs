@@ -71,10 +71,10 @@ enum ConnectionState {
 }
 
 /// The socket that is in use.
-struct CurrentSocket {
+pub(super) struct CurrentSocket {
     socket: Arc<Socket>,
     /// The clock of the server that the socket leads to. After reconnecting it may be another one.
-    clock: Arc<ServerClock>,
+    pub(super) clock: ServerClock,
     /// In a cluster, the channels that the connection has subscribed to.
     channels: Mutex<HashSet<String>>,
 }
@@ -130,16 +130,12 @@ impl Connection {
         matches!(&*self.state.borrow(), ConnectionState::Up(_))
     }
 
-    fn current(&self) -> Option<Arc<CurrentSocket>> {
+    /// Returns the socket that requests go to now. Fails if there is none.
+    pub(super) fn current(&self) -> Result<Arc<CurrentSocket>, Error> {
         match &*self.state.borrow() {
-            ConnectionState::Up(current) => Some(current.clone()),
-            _ => None,
+            ConnectionState::Up(current) => Ok(current.clone()),
+            _ => Err(self.silence(false)),
         }
-    }
-
-    /// Returns the clock of the server that requests go to now. `None` if there is no connection.
-    pub(super) fn clock(&self) -> Option<Arc<ServerClock>> {
-        Some(self.current()?.clock.clone())
     }
 
     /// Waits for the first attempt to connect, and returns its result.
@@ -178,7 +174,7 @@ impl Connection {
 
     /// Replaces the current socket, because the server may not answer over it.
     pub(super) fn suspect_current(&self) {
-        if let Some(current) = self.current() {
+        if let Ok(current) = self.current() {
             current.socket.suspect();
         }
     }
@@ -189,7 +185,7 @@ impl Connection {
         &self,
         commands: &[RedisCommand],
     ) -> Result<Vec<CommandReply>, Error> {
-        let current = self.current().ok_or_else(|| self.silence(false))?;
+        let current = self.current()?;
         self.send_over(&current, commands).await.map_err(|error| self.failed(&error))
     }
 
@@ -207,27 +203,29 @@ impl Connection {
         })
     }
 
-    /// Like [`request`](Self::request), but first subscribes the connection to these channels. The server handles the
+    /// Like [`request`](Self::request) over this socket, but first subscribes it to these channels. The server handles the
     /// subscriptions before the commands, so a waiter that the commands enqueue can be woken from the start. Returns
     /// the answers to the commands, and the channels that were refused.
     pub(super) async fn request_listening(
         &self,
-        channels: impl Iterator<Item = &String>,
+        current: &CurrentSocket,
+        channels: impl ExactSizeIterator<Item = &String>,
         commands: &[RedisCommand],
     ) -> Result<(Vec<CommandReply>, Vec<(String, ServerError)>), Error> {
-        let current = self.current().ok_or_else(|| self.silence(false))?;
         let failed = |error: RedisError| self.failed(&error);
-        let new: Vec<_> = {
+        let new: Vec<_> = if channels.len() == 0 {
+            Vec::new()
+        } else {
             let mut known = current.channels();
             channels.filter(|channel| known.insert((*channel).clone())).cloned().collect()
         };
         if new.is_empty() {
-            return Ok((self.send_over(&current, commands).await.map_err(failed)?, Vec::new()));
+            return Ok((self.send_over(current, commands).await.map_err(failed)?, Vec::new()));
         }
         // One command per channel: channels of two slots in one command are an error.
         let subscribe = |channel| RedisCommand::new("SSUBSCRIBE").arg(channel);
         let all: Vec<_> = new.iter().map(subscribe).chain(commands.iter().cloned()).collect();
-        let mut subscribed = self.send_over(&current, &all).await.map_err(failed)?;
+        let mut subscribed = self.send_over(current, &all).await.map_err(failed)?;
         let answers = subscribed.split_off(new.len());
         let refused = new.into_iter().zip(subscribed);
         let refused: Vec<_> =
@@ -345,7 +343,7 @@ impl Connection {
         before: &mut Option<Identity>,
         report: &Report,
     ) {
-        let (socket, clock) = (open.socket.clone(), Arc::default());
+        let (socket, clock) = (open.socket.clone(), ServerClock::default());
         let current = Arc::new(CurrentSocket { socket, clock, channels: Mutex::default() });
         self.state.send_replace(ConnectionState::Up(current.clone()));
         let before = before.replace(open.identity.clone());

@@ -44,7 +44,7 @@ pub(super) async fn keep(
     }
     if !remove.is_empty() {
         let shared = cluster.clone();
-        cluster.spawn(async move { drop(topology::ask(&shared, Slot::ONLY, remove).await) });
+        cluster.spawn(async move { drop(topology::query(&shared, Slot::ONLY, remove).await) });
     }
     let writing = write.into_iter().map(|(to, write)| write_at(cluster, to, write));
     for written in writing.collect::<Vec<_>>() {
@@ -62,7 +62,7 @@ fn write_at(
 ) -> oneshot::Receiver<Infallible> {
     let (shared, (done, written)) = (cluster.clone(), oneshot::channel());
     cluster.spawn(async move {
-        let mut writing = pin!(topology::ask(&shared, Slot::ONLY, write));
+        let mut writing = pin!(topology::query(&shared, Slot::ONLY, write));
         let limit = if shared.is_index_late(to) { Duration::ZERO } else { INDEX_WITHIN };
         let in_time = tokio::time::timeout(limit, &mut writing).await;
         shared.set_index_late(to, in_time.is_err());

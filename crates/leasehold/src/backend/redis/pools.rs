@@ -123,7 +123,7 @@ async fn members_of(
             let key = [format!("{HOLDERS}{}:", pools[*pool].0).as_bytes(), instance].concat();
             RedisCommand::new("PTTL").arg(key)
         });
-        let left = topology.ask(home, left.collect()).await?;
+        let left = topology.query(home, left.collect()).await?;
         for ((pool, instance, last), left) in members.iter().zip(left) {
             pools[*pool].1.push(PoolMember {
                 instance_id: String::from_utf8_lossy(instance).into_owned(),

@@ -11,7 +11,8 @@ use crate::clock::Span;
 use crate::machine::Reply;
 use crate::machine::lock::TOLERANCE_MS;
 use crate::machine::{
-    Command, Declared, Held, Outcome, Rate, ReleaseHint, Role, Share, Steer, Steered, Terms,
+    Command, Declared, Held, LimitChange, LimitsChanged, Outcome, Rate, ReleaseHint, Role, Share,
+    Terms,
 };
 use crate::name::Name;
 use crate::{ClientId, Fence};
@@ -27,7 +28,7 @@ const TRANSITIONS: [(&str, &str); 5] = [
     ("release", include_str!("lua/release.lua")),
     ("renew", include_str!("lua/renew.lua")),
     ("sweep", include_str!("lua/sweep.lua")),
-    ("steer", include_str!("lua/steer.lua")),
+    ("change_limits", include_str!("lua/change_limits.lua")),
     ("enqueue", include_str!("lua/enqueue.lua")),
 ];
 
@@ -37,7 +38,7 @@ fn transition(command: &Command) -> &'static str {
         Command::Release { .. } => "release",
         Command::Renew { .. } => "renew",
         Command::Sweep => "sweep",
-        Command::Steer { .. } => "steer",
+        Command::ChangeLimits { .. } => "change_limits",
         Command::Enqueue { .. } => "enqueue",
     }
 }
@@ -135,13 +136,13 @@ impl Scripts {
     }
 
     /// Returns the call that changes the limits of a name.
-    pub(super) fn steer(&self, keys: &Keys, steer: &Command) -> RedisCommand {
+    pub(super) fn change_limits(&self, keys: &Keys, change: &Command) -> RedisCommand {
         let mut call = self.without_sender(keys);
-        let capacity = match steer {
-            Command::Steer { capacity, .. } => capacity.unwrap_or_default(),
+        let capacity = match change {
+            Command::ChangeLimits { capacity, .. } => capacity.unwrap_or_default(),
             _ => 0,
         };
-        keys.add(&mut call, Declared::capacity(capacity, false), std::slice::from_ref(steer));
+        keys.add(&mut call, Declared::capacity(capacity, false), std::slice::from_ref(change));
         call
     }
 
@@ -318,7 +319,7 @@ impl Keys {
                         ReleaseHint::Held { limited: true } => "limited",
                     });
                 }
-                Command::Steer { steer, .. } => add_steer(call, steer),
+                Command::ChangeLimits { change, .. } => add_limit_change(call, change),
                 Command::Sweep => {}
             }
             for id in group.iter().filter_map(Command::id) {
@@ -334,7 +335,7 @@ fn count(group: &[Command]) -> usize {
         Command::Enqueue { .. } => 4 + group.len(),
         Command::Renew { .. } => 2 + group.len(),
         Command::Release { .. } => 1 + group.len(),
-        Command::Steer { .. } => 4,
+        Command::ChangeLimits { .. } => 4,
         Command::Sweep => 0,
     }
 }
@@ -353,16 +354,16 @@ fn rate_text(rate: Option<Rate>) -> String {
     format!("{count} {} {burst}", period.micros())
 }
 
-fn add_steer(call: &mut RedisCommand, steer: &Steer) {
+fn add_limit_change(call: &mut RedisCommand, change: &LimitChange) {
     let none = String::new;
-    let (what, capacity, by, reason) = match steer {
-        Steer::Declare(capacity) => ("declare", capacity.to_string(), "", None),
-        Steer::Pin(capacity) => ("pin", capacity.to_string(), "", None),
-        Steer::Unpin => ("unpin", none(), "", None),
-        Steer::Rate(rate) => ("rate", rate_text(*rate), "", None),
-        Steer::Pause { by, reason } => ("pause", none(), &**by, reason.as_deref()),
-        Steer::Resume => ("resume", none(), "", None),
-        Steer::Forget => ("forget", none(), "", None),
+    let (what, capacity, by, reason) = match change {
+        LimitChange::Declare(capacity) => ("declare", capacity.to_string(), "", None),
+        LimitChange::Pin(capacity) => ("pin", capacity.to_string(), "", None),
+        LimitChange::Unpin => ("unpin", none(), "", None),
+        LimitChange::Rate(rate) => ("rate", rate_text(*rate), "", None),
+        LimitChange::Pause { by, reason } => ("pause", none(), &**by, reason.as_deref()),
+        LimitChange::Resume => ("resume", none(), "", None),
+        LimitChange::Forget => ("forget", none(), "", None),
     };
     for argument in [what, &capacity, by, reason.unwrap_or_default()] {
         call.push(argument);
@@ -423,12 +424,13 @@ fn outcome(tag: &Value, numbers: [Value; 3]) -> Result<Outcome, String> {
         b"heavy" => Outcome::TooHeavy { capacity: units },
         b"gone" => Outcome::Gone,
         b"cancelled" => Outcome::Cancelled,
-        b"done" => Outcome::Steered(Steered::Done),
-        b"unknown" => Outcome::Steered(Steered::Unknown),
-        b"pinned" => Outcome::Steered(Steered::Pinned(units)),
-        b"in use" => {
-            Outcome::Steered(Steered::InUse { holding: count(first), waiting: count(second) })
-        }
+        b"done" => Outcome::LimitsChanged(LimitsChanged::Done),
+        b"unknown" => Outcome::LimitsChanged(LimitsChanged::Unknown),
+        b"pinned" => Outcome::LimitsChanged(LimitsChanged::Pinned(units)),
+        b"in use" => Outcome::LimitsChanged(LimitsChanged::InUse {
+            holding: count(first),
+            waiting: count(second),
+        }),
         _ => return Err(unexpected(tag)),
     })
 }

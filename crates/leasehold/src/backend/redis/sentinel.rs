@@ -96,7 +96,7 @@ impl Sentinels {
         for sentinel in self.known().iter().cloned() {
             let this = self.clone();
             asked.spawn(async move {
-                let answer = this.ask(&sentinel).await;
+                let answer = this.query(&sentinel).await;
                 (sentinel, answer)
             });
         }
@@ -189,13 +189,13 @@ impl Sentinels {
         let socket = OpenSocket::open(&self.settings, sentinel).await.ok()?;
         socket.ask_one(RedisCommand::new("SUBSCRIBE").arg(SWITCHES)).await.ok()?;
         // Announcements made before the subscription were missed, so ask.
-        let View { primary, epoch, .. } = self.ask(sentinel).await.ok()?;
+        let View { primary, epoch, .. } = self.query(sentinel).await.ok()?;
         self.announced.send_replace(Some(Announcement { primary, epoch }));
         Some(socket)
     }
 
     /// Asks a sentinel, and records how new its configuration is.
-    async fn ask(&self, sentinel: &ServerSettings) -> Result<View, Error> {
+    async fn query(&self, sentinel: &ServerSettings) -> Result<View, Error> {
         let what = format!("request to the sentinel {}", sentinel.address());
         let failed = |error: RedisError| {
             let text = error.to_string();
@@ -209,9 +209,9 @@ impl Sentinels {
             translate(&what, &error)
         };
         let socket = OpenSocket::open(&self.settings, sentinel).await.map_err(failed)?;
-        let questions = ["GET-MASTER-ADDR-BY-NAME", "SENTINELS", "MASTER"]
+        let queries = ["GET-MASTER-ADDR-BY-NAME", "SENTINELS", "MASTER"]
             .map(|word| RedisCommand::new("SENTINEL").arg(word).arg(&self.named.service));
-        let mut answers = socket.ask(&questions).await.map_err(failed)?.into_iter();
+        let mut answers = socket.query(&queries).await.map_err(failed)?.into_iter();
         let mut next = || answers.next().unwrap_or_default().checked();
         let primary: Option<Address> = next()
             .map_err(|error| failed(error.into()))?
@@ -250,7 +250,7 @@ impl Sentinels {
             let Some((host, port)) = switch(&push.data, &self.named.service) else { continue };
             event!(debug, host, port, "a sentinel announced another primary");
             // The message has no epoch. A sentinel that catches up announces switches of the past.
-            let asked = tokio::time::timeout(self.settings.connect_timeout, self.ask(sentinel));
+            let asked = tokio::time::timeout(self.settings.connect_timeout, self.query(sentinel));
             let announcement = match asked.await {
                 Ok(Ok(View { primary, epoch, .. })) => Announcement { primary, epoch },
                 _ => Announcement { primary: (host, port), epoch: None },

@@ -39,7 +39,7 @@ type Scores = Vec<(Vec<u8>, f64)>;
 type Clients = BTreeMap<String, (Option<String>, Option<u32>)>;
 
 /// A query in progress.
-struct Reading<'a> {
+struct StatsQuery<'a> {
     topology: &'a Topology,
     /// How names are written in keys.
     key_tag: KeyTag,
@@ -55,7 +55,7 @@ pub(super) async fn fetch(
     mut query: Query,
 ) -> Result<Vec<SemaphoreStats>, Error> {
     let (home, now, clients) = (Slot::ONLY, Time::from_micros(0), Clients::new());
-    let mut reading = Reading { topology, key_tag, home, now, clients };
+    let mut reading = StatsQuery { topology, key_tag, home, now, clients };
     let is_listing = query.names.is_none();
     let names = match query.names.take() {
         Some(names) => names,
@@ -87,7 +87,7 @@ pub(super) async fn fetch(
     Ok(stats)
 }
 
-impl Reading<'_> {
+impl StatsQuery<'_> {
     fn key(&self, kind: &str, name: &str) -> String {
         let written = self.key_tag.write(name);
         format!("{}:semaphore_{kind}:{written}", self.topology.settings().namespace)
@@ -101,7 +101,7 @@ impl Reading<'_> {
     async fn misplaced(&self, name: &str) -> Result<Option<String>, Error> {
         let namespace = &self.topology.settings().namespace;
         let keys = storage_keys(namespace, &self.key_tag.write(name));
-        let types = self.topology.ask(self.home, types(&keys).collect()).await?;
+        let types = self.topology.query(self.home, types(&keys).collect()).await?;
         Ok(misplaced(&keys, types).map(|key| {
             format!(
                 "the key {key:?} does not belong to leasehold: choose another name or namespace"
@@ -216,7 +216,7 @@ impl Reading<'_> {
         if others.is_empty() {
             return Ok(pages.iter().map(|_| Vec::new()).collect());
         }
-        let mut others = self.topology.ask(self.home, others).await?.into_iter();
+        let mut others = self.topology.query(self.home, others).await?.into_iter();
         let clients =
             pages.iter().flat_map(Page::ids).filter_map(|id| client_of(str::from_utf8(id).ok()?));
         let new: BTreeSet<_> =
@@ -273,7 +273,7 @@ pub(super) async fn ask_one<T: FromValue>(
     topology: &Topology,
     query: RedisCommand,
 ) -> Result<T, Error> {
-    read(topology.ask(Slot::ONLY, vec![query]).await?.pop().unwrap_or(Value::Nil))
+    read(topology.query(Slot::ONLY, vec![query]).await?.pop().unwrap_or(Value::Nil))
 }
 
 /// Returns the server's time, and the answer to each query.
@@ -283,7 +283,7 @@ pub(super) async fn ask_with_time(
     queries: impl Iterator<Item = RedisCommand>,
 ) -> Result<(Time, vec::IntoIter<Result<Value, Error>>), Error> {
     let queries = std::iter::once(RedisCommand::new("TIME")).chain(queries).collect();
-    let mut answers = topology.ask_each(home, queries).await?.into_iter();
+    let mut answers = topology.query_each(home, queries).await?.into_iter();
     let (seconds, micros): (u64, u64) = read(answers.next().unwrap_or(Ok(Value::Nil))?)?;
     Ok((Time::from_micros(seconds * 1_000_000 + micros), answers))
 }
@@ -341,7 +341,7 @@ async fn fields(
         return Ok(Vec::new());
     }
     let length = |(key, name): &(_, _)| RedisCommand::new("HSTRLEN").arg(key).arg(name);
-    let lengths = topology.ask_each(home, wanted.iter().map(length).collect()).await?;
+    let lengths = topology.query_each(home, wanted.iter().map(length).collect()).await?;
     let (mut found, mut short) = (Vec::with_capacity(wanted.len()), Vec::new());
     for (field, length) in wanted.into_iter().zip(lengths) {
         let length = length.and_then(read::<usize>);
@@ -359,7 +359,7 @@ async fn fields(
     if calls.is_empty() {
         return Ok(found);
     }
-    for (fields, values) in of_one_hash.zip(topology.ask_each(home, calls).await?) {
+    for (fields, values) in of_one_hash.zip(topology.query_each(home, calls).await?) {
         match values.and_then(read::<Vec<Option<Vec<u8>>>>) {
             Ok(values) => {
                 for ((at, _), value) in fields.iter().zip(values) {
@@ -409,7 +409,7 @@ async fn scan_one(
     loop {
         let scan = RedisCommand::new("SCAN").arg_fmt(cursor);
         let scan = scan.args(["MATCH", pattern, "COUNT", "1000"]);
-        let answer = topology.ask_at(server, scan).await?;
+        let answer = topology.query_at(server, scan).await?;
         let (next, keys): (u64, Vec<Vec<u8>>) = read(answer)?;
         for key in keys {
             match String::from_utf8(key) {

@@ -40,15 +40,15 @@ impl StatsReader {
     }
 
     /// Runs a query on the thread, which is started if it does not run.
-    pub(super) fn ask<T: Send + 'static, F: Future<Output = Result<T, Error>> + Send + 'static>(
+    pub(super) fn read<T: Send + 'static, F: Future<Output = Result<T, Error>> + Send + 'static>(
         &self,
         client: ClientId,
-        question: impl FnOnce(Topology) -> F + Send + 'static,
+        query: impl FnOnce(Topology) -> F + Send + 'static,
     ) -> BoxFuture<T> {
         let (mut answer, answered) = oneshot::channel();
         let job: Job = Box::new(move |topology| {
             Box::pin(async move {
-                let query = question(topology);
+                let query = query(topology);
                 // The caller may drop the future in the middle of a long listing.
                 tokio::select! {
                     result = query => drop(answer.send(result)),

@@ -15,10 +15,10 @@ use testkit::redis_server::RedisServer;
 
 use super::scripts::{Keys, Scripts, decode};
 use crate::clock::{Span, Time};
-use crate::machine::tests::{declared, share, steer};
+use crate::machine::tests::{declared, limit_change, share};
 use crate::machine::{
-    Circumstances, Command, Declared, Effects, Held, Machine, Outcome, Rate, Reach, ReleaseHint,
-    Row, Share, Steer, Terms, TokenBucket,
+    Circumstances, Command, Declared, Effects, Held, LimitChange, Machine, Outcome, Rate, Reach,
+    ReleaseHint, Row, Share, Terms, TokenBucket,
 };
 use crate::name::Name;
 use crate::{AcquisitionId, ClientId};
@@ -39,7 +39,7 @@ enum Step {
     /// A batch from one client.
     Ask(usize, Vec<Ask>),
     /// From no client.
-    Steer(Option<u32>, Steer),
+    ChangeLimits(Option<u32>, LimitChange),
     /// A client releases an id of any client.
     Cancel {
         from: usize,
@@ -143,10 +143,10 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     });
     let step = prop_oneof![
         14 => (0..CLIENTS, batch).prop_map(|(from, asks)| Step::Ask(from, asks)),
-        3 => (prop::option::of(1..5_u32), steer(SCALE)).prop_map(|(capacity, steer)| {
+        3 => (prop::option::of(1..5_u32), limit_change(SCALE)).prop_map(|(capacity, change)| {
             // Forgetting a name must not declare a capacity for it first.
-            let capacity = capacity.filter(|_| steer != Steer::Forget);
-            Step::Steer(capacity, steer)
+            let capacity = capacity.filter(|_| change != LimitChange::Forget);
+            Step::ChangeLimits(capacity, change)
         }),
         2 => (0..CLIENTS, 0..CLIENTS, number())
             .prop_map(|(from, whose, number)| Step::Cancel { from, whose, number }),
@@ -161,7 +161,9 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 /// Removes weights, slot numbers and rates, because the fast path of the script serves only names without them.
 fn made_plain(mut step: Step) -> Step {
     match &mut step {
-        Step::Steer(_, steer) if matches!(steer, Steer::Rate(_)) => *steer = Steer::Resume,
+        Step::ChangeLimits(_, change) if matches!(change, LimitChange::Rate(_)) => {
+            *change = LimitChange::Resume;
+        }
         Step::Ask(_, asks) => {
             for ask in asks {
                 if let Ask::Enqueue { declared, share, .. } = ask {
@@ -375,7 +377,9 @@ impl Both {
         });
         let declared = declared.unwrap_or(Declared::capacity(0, false));
         let call = match commands {
-            [steer @ Command::Steer { .. }] => self.scripts.steer(&self.keys[0], steer),
+            [change @ Command::ChangeLimits { .. }] => {
+                self.scripts.change_limits(&self.keys[0], change)
+            }
             _ => self.scripts.apply(&[(self.keys[from].clone(), declared, commands)]),
         };
         let mut answers = query_array(&call, &mut self.connection);
@@ -568,12 +572,12 @@ fn agree(place: &Place, cases: u32) -> usize {
             match step {
                 Step::Pass(micros) => both.now += micros,
                 Step::Reach(client, reach) => both.listen(client, reach),
-                Step::Steer(capacity, steer) => {
-                    let command = [Command::Steer { capacity, steer }];
+                Step::ChangeLimits(capacity, change) => {
+                    let command = [Command::ChangeLimits { capacity, change }];
                     commands_sent.set(commands_sent.get() + 1);
                     let mut expected = both.by_machine(CLIENTS, &command);
                     let mut seen = both.by_redis(CLIENTS, &command, &expected);
-                    if let [Command::Steer { steer: Steer::Rate(_), .. }] = &command {
+                    if let [Command::ChangeLimits { change: LimitChange::Rate(_), .. }] = &command {
                         // Some clients are woken before the change, and some after it.
                         seen.wake_ups.iter_mut().flatten().for_each(forget_claim);
                         expected.wake_ups.iter_mut().flatten().for_each(forget_claim);

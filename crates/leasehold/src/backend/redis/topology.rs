@@ -166,34 +166,34 @@ impl Topology {
     }
 
     /// Returns the answer to each query, or the first error.
-    pub(super) async fn ask(
+    pub(super) async fn query(
         &self,
         home: Slot,
-        questions: Vec<RedisCommand>,
+        queries: Vec<RedisCommand>,
     ) -> Result<Vec<Value>, Error> {
-        self.ask_each(home, questions).await?.into_iter().collect()
+        self.query_each(home, queries).await?.into_iter().collect()
     }
 
     /// Returns the answer to each query. The first argument of a query is its key; a query without arguments goes to
     /// the server of `home`. A query whose outcome is unknown is sent again until the answer time-out has passed.
-    pub(super) async fn ask_each(
+    pub(super) async fn query_each(
         &self,
         home: Slot,
-        questions: Vec<RedisCommand>,
+        queries: Vec<RedisCommand>,
     ) -> Result<Vec<Result<Value, Error>>, Error> {
-        let slot = |question: &_| key_of(question).map_or(home, |key| self.slot(key));
-        let to = |question: &_| self.destination(slot(question));
-        let answers = self.send(&questions, to, Repeat::Unknown).await?;
+        let slot = |query: &_| key_of(query).map_or(home, |key| self.slot(key));
+        let to = |query: &_| self.destination(slot(query));
+        let answers = self.send(&queries, to, Repeat::Unknown).await?;
         Ok(answers.into_iter().map(|(answer, _)| answer).collect())
     }
 
-    /// Like [`ask`](Self::ask), for one query to this server.
-    pub(super) async fn ask_at(
+    /// Like [`query`](Self::query), for one query to this server.
+    pub(super) async fn query_at(
         &self,
         server: &Connection,
-        question: RedisCommand,
+        query: RedisCommand,
     ) -> Result<Value, Error> {
-        let answers = self.send(&[question], |_| server.to(), Repeat::Unknown).await?;
+        let answers = self.send(&[query], |_| server.to(), Repeat::Unknown).await?;
         answers.into_iter().next().map_or(Ok(Value::Nil), |(answer, _)| answer)
     }
 
@@ -352,7 +352,7 @@ fn fate<'a>(
             let server = cluster.connection_to(&address);
             let server = server.filter(|server| server.is_up() && !server.is_late());
             there =
-                server.map(|server| (server.clone(), ask_there(cluster, server, command, limit)));
+                server.map(|server| (server.clone(), call_there(cluster, server, command, limit)));
             not_now(error)
         }
         _ if is_being_moved(error) => not_now(error),
@@ -380,7 +380,7 @@ fn fate<'a>(
 /// other command is sent to it in this way until it does.
 ///
 /// The engine's runtime does the work, because the caller may have none.
-fn ask_there(
+fn call_there(
     cluster: &Cluster,
     connection: Arc<Connection>,
     command: &RedisCommand,
@@ -409,13 +409,13 @@ fn is_being_moved(error: &ServerError) -> bool {
     matches!(error.code(), "TRYAGAIN" | "MOVED" | "ASK")
 }
 
-/// See [`Topology::ask_each`].
-pub(super) async fn ask(
+/// See [`Topology::query_each`].
+pub(super) async fn query(
     cluster: &Arc<Cluster>,
     home: Slot,
-    questions: Vec<RedisCommand>,
+    queries: Vec<RedisCommand>,
 ) -> Result<Vec<Result<Value, Error>>, Error> {
-    Topology::Cluster(cluster.clone()).ask_each(home, questions).await
+    Topology::Cluster(cluster.clone()).query_each(home, queries).await
 }
 
 /// Returns the first argument of a command.

@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::backend::differential::pools::{Step, TTL_MS, ask, instance, pool, steps};
+use crate::backend::differential::pools::{Step, TTL_MS, command_of, instance, pool, steps};
 use crate::backend::local::database::tests::transaction;
 use crate::backend::local::schema;
 use crate::machine::pool::{PoolMachine, Status};
@@ -29,11 +29,11 @@ fn rows_of_pools_in_memory_and_in_sql_agree() {
                 }
                 _ => {}
             }
-            let Some(ask) = ask(step) else { continue };
+            let Some(command) = command_of(step) else { continue };
             let at = Time::from_micros(now);
-            let expected = machine.apply(&ask, at);
+            let expected = machine.apply(&command, at);
             let tx = transaction(&tx, at);
-            prop_assert_eq!(apply(&tx, &ask).unwrap(), expected, "after {:?}", step);
+            prop_assert_eq!(apply(&tx, &command).unwrap(), expected, "after {:?}", step);
             for query in [PoolQuery::First(10), PoolQuery::Named(pool())] {
                 let listed = list(&tx, &query).unwrap();
                 prop_assert_eq!(listed, machine.list(&query), "{:?} after {:?}", query, step);
@@ -46,8 +46,8 @@ fn rows_of_pools_in_memory_and_in_sql_agree() {
 #[test]
 fn the_boundary_of_a_lease() {
     let (start, ttl) = (1_700_000_000_000_000, TTL_MS * 1000);
-    let acquire = ask(Step::Acquire { instance: 0, capacity: 1, ttl: TTL_MS }).unwrap();
-    let renew = ask(Step::Renew { instance: 0, ttl: TTL_MS }).unwrap();
+    let acquire = command_of(Step::Acquire { instance: 0, capacity: 1, ttl: TTL_MS }).unwrap();
+    let renew = command_of(Step::Renew { instance: 0, ttl: TTL_MS }).unwrap();
     let cases =
         [(ttl - 1, Status::Renewed, 1), (ttl, Status::NotHeld, 0), (ttl + 1, Status::NotHeld, 0)];
     for (after, status, current) in cases {

@@ -15,10 +15,10 @@ use crate::Fence;
 use crate::backend::local::columns::acquisition_id;
 use crate::backend::local::database::{FollowUp, Peers};
 use crate::backend::local::schema;
-use crate::machine::tests::{declared, share, steer};
+use crate::machine::tests::{declared, limit_change, share};
 use crate::machine::{
-    self, Declared, Effects, Machine, Outcome, Reach, ReleaseHint, Share, Steer, Steered, Terms,
-    TokenBucket,
+    self, Declared, Effects, LimitChange, LimitsChanged, Machine, Outcome, Reach, ReleaseHint,
+    Share, Terms, TokenBucket,
 };
 
 const CLIENTS: u64 = 3;
@@ -68,8 +68,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
                     Command::Enqueue { id, declared, wait, terms, share, label }
                 }
             ),
-            2 => (prop::option::of(1..5_u32), steer(SCALE))
-                .prop_map(|(capacity, steer)| Command::Steer { capacity, steer }),
+            2 => (prop::option::of(1..5_u32), limit_change(SCALE))
+                .prop_map(|(capacity, change)| Command::ChangeLimits { capacity, change }),
             5 => (id(from), terms()).prop_map(|(id, terms)| Command::Renew { id, terms }),
             4 => (id(from), any::<bool>()).prop_map(|(id, unused)| {
                 let hint = if unused { ReleaseHint::Unused } else { ReleaseHint::Nothing };
@@ -463,14 +463,14 @@ fn an_evicted_client_is_notified_although_the_name_was_forgotten() {
     let (store, a) = (TestStore::new(), Name::new("name", "a").unwrap());
     store.enqueue("a", id(0, 0), true);
     store.apply("a", 1, &[Command::Release { id: id(0, 0), hint: ReleaseHint::Nothing }]);
-    let forget = Command::Steer { capacity: None, steer: Steer::Forget };
-    let done = Outcome::Steered(Steered::Done);
+    let forget = Command::ChangeLimits { capacity: None, change: LimitChange::Forget };
+    let done = Outcome::LimitsChanged(LimitsChanged::Done);
     assert_eq!(store.apply("a", 1, std::slice::from_ref(&forget)).outcomes, [done]);
     assert_eq!(
         take_evicted(&store.at(Time::from_micros(START)), client(0)).unwrap(),
         [(a.clone(), id(0, 0))]
     );
-    let unknown = Outcome::Steered(Steered::Unknown);
+    let unknown = Outcome::LimitsChanged(LimitsChanged::Unknown);
     assert_eq!(store.apply("a", 1, &[forget]).outcomes, [unknown]);
 }
 

@@ -42,18 +42,18 @@ pub(super) struct MapSource {
 
 /// Returns the map as one node knows it.
 pub(super) async fn ask_one(settings: Arc<RedisSettings>, source: MapSource) -> Result<Map, Error> {
-    let questions = ["SLOTS", "INFO"].map(|word| RedisCommand::new("CLUSTER").arg(word));
+    let queries = ["SLOTS", "INFO"].map(|word| RedisCommand::new("CLUSTER").arg(word));
     let MapSource { info, connection } = source;
     let what = format!("request to {}", info.address());
     let asking = async {
         if let Some(connection) = connection {
             let answers: Result<Vec<_>, _> =
-                connection.request(&questions).await?.into_iter().collect();
+                connection.request(&queries).await?.into_iter().collect();
             return answers.map_err(|error| connection.translate(&error));
         }
         let failed = |error: RedisError| not_a_cluster(&what, &info, &error);
         let socket = OpenSocket::open(&settings, &info).await.map_err(failed)?;
-        let answers = socket.ask(&questions).await.map_err(failed)?;
+        let answers = socket.query(&queries).await.map_err(failed)?;
         let answers: Result<Vec<_>, _> = answers.into_iter().map(Value::checked).collect();
         answers.map_err(|error| failed(error.into()))
     };

@@ -31,7 +31,7 @@ const OTHERS_EVERY: Duration = Duration::from_millis(500);
 
 impl Cluster {
     /// Asks for the map. `others_asked` is when nodes without a connection were last asked.
-    pub(super) async fn ask(&self, others_asked: &mut Option<Instant>) -> Result<Map, Error> {
+    pub(super) async fn query(&self, others_asked: &mut Option<Instant>) -> Result<Map, Error> {
         let began = Instant::now();
         let until = began + self.settings.connect_timeout;
         let mut sources = self.sources(others_asked).into_iter();

@@ -23,7 +23,7 @@ fn connection_to(url: &str, purpose: Purpose) -> (Arc<Connection>, Topology) {
 }
 
 async fn ping(server: &Topology) -> Result<Vec<Value>, Error> {
-    server.ask(Slot::ONLY, vec![RedisCommand::new("PING")]).await
+    server.query(Slot::ONLY, vec![RedisCommand::new("PING")]).await
 }
 
 /// A caller that waits for an answer over a suspect connection is answered over the next one.
@@ -44,7 +44,7 @@ async fn a_suspect_connection_is_replaced_once() {
     assert_eq!(proxy.traffic().accepted, 1);
     connection.suspect_current();
     let is_other = |current: Arc<CurrentSocket>| !Arc::ptr_eq(&current, &first);
-    eventually(async || connection.current().is_some_and(is_other)).await;
+    eventually(async || connection.current().is_ok_and(is_other)).await;
     deadline(ping(&server)).await.unwrap();
 
     // Requests sent over the old connection do not make the new one suspect.
@@ -66,7 +66,7 @@ async fn a_reply_that_is_too_large_fails_only_its_query() {
     let (_, server) = connection_to(&redis.url(), Purpose::Reading);
     let get = vec![RedisCommand::new("GET").arg("large")];
     for _ in 0..3 {
-        let (large, other) = tokio::join!(server.ask(Slot::ONLY, get.clone()), ping(&server));
+        let (large, other) = tokio::join!(server.query(Slot::ONLY, get.clone()), ping(&server));
         let error = large.unwrap_err().to_string();
         assert!(error.contains("a reply is larger than 32 MiB"), "{error}");
         other.unwrap();
@@ -75,7 +75,7 @@ async fn a_reply_that_is_too_large_fails_only_its_query() {
     let _: String =
         redis::cmd("SET").arg("small").arg("x".repeat(20 << 20)).query(&mut keys).unwrap();
     let get = RedisCommand::new("GET").arg("small");
-    assert_eq!(server.ask(Slot::ONLY, vec![get.clone(); 3]).await.unwrap().len(), 3);
-    let error = server.ask(Slot::ONLY, vec![get; 4]).await.unwrap_err().to_string();
+    assert_eq!(server.query(Slot::ONLY, vec![get.clone(); 3]).await.unwrap().len(), 3);
+    let error = server.query(Slot::ONLY, vec![get; 4]).await.unwrap_err().to_string();
     assert!(error.contains("the replies to one request are larger than 64 MiB"), "{error}");
 }

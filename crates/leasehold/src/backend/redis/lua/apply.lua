@@ -182,9 +182,9 @@ while at <= #ARGV do
       local ends = tonumber(call('ZRANGE', main, 0, 0, 'WITHSCORES')[2])
       local alive, second = KEYS[keys + 5], NOW / 1000000
       if ends > second and ends < second + 3155760000 and try('ZCOUNT', alive, '-inf', second) == 0 then
-        local patience = 2 * ARGV[section + 2]
-        call('ZADD', alive, stamp(NOW + patience), id)
-        local wanted = math.ceil(patience / 1000) + 10000
+        local waiter_lease = 2 * ARGV[section + 2]
+        call('ZADD', alive, stamp(NOW + waiter_lease), id)
+        local wanted = math.ceil(waiter_lease / 1000) + 10000
         for key = keys + 4, keys + 7 do
           if key ~= keys + 6 and call('PTTL', KEYS[key]) < wanted - 5000 then call('PEXPIRE', KEYS[key], wanted) end
         end

@@ -852,7 +852,7 @@ local function renew_holder(id, info, hold_until, terms)
   return slot, fence, math.min(terms.heartbeat, left or terms.heartbeat)
 end
 
--- The place of a waiter is kept for two leases: `Terms::patience` says why.
+-- The place of a waiter is kept for two leases: `Terms::waiter_lease` says why.
 local function renew_waiter(id, terms)
   alive = alive or {}
   add(alive, stamp(NOW + 2 * terms.heartbeat), id)

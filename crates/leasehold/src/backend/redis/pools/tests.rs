@@ -6,7 +6,7 @@ use redis::Connection;
 use testkit::redis_server::RedisServer;
 
 use super::*;
-use crate::backend::differential::pools::{Step, TTL_MS, ask, instance, pool, steps};
+use crate::backend::differential::pools::{Step, TTL_MS, command_of, instance, pool, steps};
 use crate::backend::redis::tests::by_crate::query;
 use crate::clock::Time;
 use crate::machine::pool::PoolMachine;
@@ -36,23 +36,23 @@ impl Redis {
         redis::cmd("DEL").arg(holder).exec(&mut self.connection).unwrap();
     }
 
-    fn ask(&mut self, ask: &PoolCommand, now: u64) -> PoolOutcome {
+    fn apply(&mut self, command: &PoolCommand, now: u64) -> PoolOutcome {
         redis::cmd("SET").arg(NOW).arg(now).exec(&mut self.connection).unwrap();
         for number in 0..5 {
             let holder = format!("semaphores:holders:encoders:{}", instance(number));
             let verb = if self.holders[number] <= now { "DEL" } else { "PERSIST" };
             redis::cmd(verb).arg(holder).exec(&mut self.connection).unwrap();
         }
-        let answer = query(&call(&self.scripts, "encoders", ask), &mut self.connection);
+        let answer = query(&call(&self.scripts, "encoders", command), &mut self.connection);
         let answer = decode(&answer).unwrap();
         let (PoolAction::Acquire { instance: touched, .. }
-        | PoolAction::Renew { instance: touched }) = &ask.action
+        | PoolAction::Renew { instance: touched }) = &command.action
         else {
             return answer;
         };
         if matches!(answer.status, Status::Acquired | Status::Renewed) {
             let number = (0..5).find(|number| instance(*number) == *touched).unwrap();
-            self.holders[number] = now + ask.ttl.micros();
+            self.holders[number] = now + command.ttl.micros();
         }
         answer
     }
@@ -74,9 +74,9 @@ fn the_machine_of_pools_and_lua_agree() {
                 }
                 _ => {}
             }
-            let Some(ask) = ask(step) else { continue };
-            let expected = machine.apply(&ask, Time::from_micros(now));
-            prop_assert_eq!(redis.ask(&ask, now), expected, "after {:?}", step);
+            let Some(command) = command_of(step) else { continue };
+            let expected = machine.apply(&command, Time::from_micros(now));
+            prop_assert_eq!(redis.apply(&command, now), expected, "after {:?}", step);
         }
     });
 }
@@ -86,9 +86,9 @@ fn the_machine_of_pools_and_lua_agree() {
 fn the_boundary_of_a_lease() {
     let server = RedisServer::start();
     let (start, ttl) = (1_700_000_000_000_000, TTL_MS * 1000);
-    let acquire = ask(Step::Acquire { instance: 0, capacity: 1, ttl: TTL_MS }).unwrap();
-    let renew = ask(Step::Renew { instance: 0, ttl: TTL_MS }).unwrap();
-    let release = ask(Step::Release { instance: 0, ttl: TTL_MS }).unwrap();
+    let acquire = command_of(Step::Acquire { instance: 0, capacity: 1, ttl: TTL_MS }).unwrap();
+    let renew = command_of(Step::Renew { instance: 0, ttl: TTL_MS }).unwrap();
+    let release = command_of(Step::Release { instance: 0, ttl: TTL_MS }).unwrap();
     let cases = [
         (ttl - 1, false, &renew, (Status::Renewed, 1, 0)),
         (ttl, false, &renew, (Status::NotHeld, 0, 1)),
@@ -98,16 +98,16 @@ fn the_boundary_of_a_lease() {
         (ttl, false, &release, (Status::NotHeld, 0, 1)),
         (ttl / 2, true, &release, (Status::AlreadyExpired, 0, 1)),
     ];
-    for (after, holder_gone, ask, (status, current, expired)) in cases {
+    for (after, holder_gone, command, (status, current, expired)) in cases {
         let (mut machine, mut redis) = (PoolMachine::default(), Redis::new(&server));
         machine.apply(&acquire, Time::from_micros(start));
-        redis.ask(&acquire, start);
+        redis.apply(&acquire, start);
         if holder_gone {
             machine.take_holder(&pool(), &instance(0));
             redis.take_holder(0);
         }
         let expected = PoolOutcome { status, current, expired };
-        assert_eq!(machine.apply(ask, Time::from_micros(start + after)), expected, "{after}");
-        assert_eq!(redis.ask(ask, start + after), expected, "{after}");
+        assert_eq!(machine.apply(command, Time::from_micros(start + after)), expected, "{after}");
+        assert_eq!(redis.apply(command, start + after), expected, "{after}");
     }
 }

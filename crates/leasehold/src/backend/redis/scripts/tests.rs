@@ -35,7 +35,7 @@ const REASON: &str = "a reason";
 
 /// Whether every command of this transition is a group of its own.
 fn is_alone(transition: &str) -> bool {
-    matches!(transition, "sweep" | "steer")
+    matches!(transition, "sweep" | "change_limits")
 }
 
 /// One line of a header: a position, the name of the argument there, and its description.
@@ -77,9 +77,9 @@ fn commands(transition: &str) -> Vec<Command> {
         "release" => Command::Release { id, hint: ReleaseHint::Held { limited: true } },
         "renew" => Command::Renew { id, terms },
         "sweep" => Command::Sweep,
-        "steer" => {
+        "change_limits" => {
             let (by, reason) = (BY.into(), Some(REASON.into()));
-            Command::Steer { capacity: None, steer: Steer::Pause { by, reason } }
+            Command::ChangeLimits { capacity: None, change: LimitChange::Pause { by, reason } }
         }
         _ => {
             let label = Some(LABEL.into());
@@ -100,7 +100,7 @@ fn expected(transition: &str, name: &str) -> Vec<String> {
         ("confirm_within", _) => CONFIRM_WITHIN.micros().to_string(),
         ("foreign_heartbeat", _) => FOREIGN_HEARTBEAT.micros().to_string(),
         // A single server has no channel suffix, and a pause has no capacity.
-        ("channel", _) | ("capacity", "steer") => String::new(),
+        ("channel", _) | ("capacity", "change_limits") => String::new(),
         ("capacity", _) => CAPACITY.to_string(),
         ("what", _) => "pause".to_owned(),
         ("by", _) => BY.to_owned(),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::clock::{Moment, Span};
 use crate::engine::timers::Deadline;
-use crate::machine::{Rate, Steer, Steered};
+use crate::machine::{LimitChange, LimitsChanged, Rate};
 use crate::name::{Name, positive};
 use crate::{Error, Semaphore, process};
 
@@ -45,7 +45,7 @@ impl Semaphore {
     ///
     /// [`pin`]: Self::pin
     pub async fn set_capacity(&self, capacity: u32) -> Result<(), Error> {
-        self.steer(Steer::Declare(at_least_one(capacity)?)).await?;
+        self.change_limits(LimitChange::Declare(at_least_one(capacity)?)).await?;
         self.inner.spec.named.common().declare_acknowledged(capacity);
         Ok(())
     }
@@ -61,7 +61,7 @@ impl Semaphore {
     /// # Cancel safety
     /// If the future is dropped, the change may or may not be made.
     pub async fn pin(&self, capacity: u32) -> Result<(), Error> {
-        self.steer(Steer::Pin(at_least_one(capacity)?)).await
+        self.change_limits(LimitChange::Pin(at_least_one(capacity)?)).await
     }
 
     /// Ends a [`pin`](Self::pin). The newest spec applies again, even if it was made during the pin. If the
@@ -80,7 +80,7 @@ impl Semaphore {
     /// # Cancel safety
     /// If the future is dropped, the change may or may not be made.
     pub async fn unpin(&self) -> Result<(), Error> {
-        self.steer(Steer::Unpin).await
+        self.change_limits(LimitChange::Unpin).await
     }
 
     /// Sets the [rate](crate::SemaphoreBuilder::rate) for all clients: no more than `starts` permits in any `period`, and
@@ -98,7 +98,7 @@ impl Semaphore {
     /// # Cancel safety
     /// If the future is dropped, the change may or may not be made.
     pub async fn set_rate(&self, starts: u64, period: Duration, burst: u32) -> Result<(), Error> {
-        self.steer_rate(Some(Rate::new(starts, period, burst)?)).await
+        self.change_rate(Some(Rate::new(starts, period, burst)?)).await
     }
 
     /// Removes the rate for all clients, until a client declares another rate.
@@ -109,7 +109,7 @@ impl Semaphore {
     /// # Cancel safety
     /// If the future is dropped, the change may or may not be made.
     pub async fn clear_rate(&self) -> Result<(), Error> {
-        self.steer_rate(None).await
+        self.change_rate(None).await
     }
 
     /// Stops granting permits, until [`resume`](Self::resume). Nothing happens before the returned [`Pause`] is
@@ -150,7 +150,7 @@ impl Semaphore {
     /// # Cancel safety
     /// If the future is dropped, the change may or may not be made.
     pub async fn resume(&self) -> Result<(), Error> {
-        self.steer(Steer::Resume).await
+        self.change_limits(LimitChange::Resume).await
     }
 
     /// [Pauses](Self::pause) the semaphore, and waits until nobody holds a permit. The semaphore stays paused after
@@ -203,30 +203,30 @@ impl Semaphore {
     /// # Cancel safety
     /// If the future is dropped, the semaphore may or may not be forgotten.
     pub async fn forget(&self) -> Result<(), Error> {
-        self.steer(Steer::Forget).await
+        self.change_limits(LimitChange::Forget).await
     }
 
-    async fn steer_rate(&self, rate: Option<Rate>) -> Result<(), Error> {
-        self.steer(Steer::Rate(rate)).await?;
+    async fn change_rate(&self, rate: Option<Rate>) -> Result<(), Error> {
+        self.change_limits(LimitChange::Rate(rate)).await?;
         self.inner.spec.named.common().set_acknowledged_rate(rate);
         Ok(())
     }
 
-    async fn steer(&self, steer: Steer) -> Result<(), Error> {
+    async fn change_limits(&self, change: LimitChange) -> Result<(), Error> {
         self.inner.engine.core().check_open()?;
         let name = self.name();
         let declares = self.inner.spec.declares;
-        match self.inner.spec.named.steer(steer, declares).await? {
-            Steered::Done => Ok(()),
-            Steered::Unknown => {
+        match self.inner.spec.named.change_limits(change, declares).await? {
+            LimitsChanged::Done => Ok(()),
+            LimitsChanged::Unknown => {
                 let problem = "was never used, and has no limits";
                 Err(Error::invalid("name", format!("{name:?} {problem}")))
             }
-            Steered::Pinned(capacity) => {
+            LimitsChanged::Pinned(capacity) => {
                 let problem = format!("{name:?} is pinned to {capacity}");
                 Err(Error::invalid("capacity", problem + ": unpin it, or pin another capacity"))
             }
-            Steered::InUse { holding, waiting } => {
+            LimitsChanged::InUse { holding, waiting } => {
                 let problem = format!("{name:?} is in use: {holding} held, {waiting} waiting");
                 Err(Error::invalid("name", problem + ": drain it first, and cancel the waiters"))
             }
@@ -274,7 +274,7 @@ impl Pause {
             format!("{host} pid {}", std::process::id()).into()
         };
         let reason = self.reason.as_deref().map(|reason| text("reason", reason)).transpose()?;
-        self.semaphore.steer(Steer::Pause { by, reason }).await
+        self.semaphore.change_limits(LimitChange::Pause { by, reason }).await
     }
 }
 

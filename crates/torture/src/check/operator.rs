@@ -14,31 +14,31 @@ use super::ops::Op;
 use super::spans::Span;
 use super::{Case, Rule, Verdict};
 use crate::clock::{MILLISECOND, Micros};
-use crate::driver::{Change, Steering};
+use crate::driver::{Change, LimitChange};
 use crate::fault::Fault;
 
 pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
-    if !case.history.things[thing].steered {
+    if !case.history.things[thing].operated {
         return;
     }
     let changes = || case.history.changes.iter().filter(|change| change.thing == thing);
     let (capacities, pauses): (Vec<_>, Vec<_>) =
-        changes().partition(|change| matches!(change.to, Steering::Capacity(_)));
+        changes().partition(|change| matches!(change.to, LimitChange::Capacity(_)));
     let ops: Vec<_> = case.ops.iter().filter(|op| op.thing == thing).collect();
     for (to, span) in certain(case, &capacities) {
-        if let Steering::Capacity(capacity) = to {
+        if let LimitChange::Capacity(capacity) = to {
             check_capacity(case, &ops, capacity, span, verdict);
         }
     }
     for (to, span) in certain(case, &pauses) {
-        if to == Steering::Pause {
+        if to == LimitChange::Pause {
             check_pause(case, &ops, span, verdict);
         }
     }
 }
 
 /// The settings, each with the time for which it was certainly in force.
-fn certain(case: &Case<'_>, changes: &[&Change]) -> Vec<(Steering, Span)> {
+fn certain(case: &Case<'_>, changes: &[&Change]) -> Vec<(LimitChange, Span)> {
     let counts = |(at, change): (usize, &&Change)| {
         let next = changes.get(at + 1).map_or(case.history.ended, |next| next.requested);
         let costs = |fault: &&Fault| fault.loses_data() && fault.concerns(change.thing);
@@ -61,7 +61,7 @@ fn granted<'a>(
 
 fn check_capacity(case: &Case<'_>, ops: &[&Op], capacity: u32, span: Span, verdict: &mut Verdict) {
     for (op, (first, last)) in granted(ops, span) {
-        verdict.facts.steered += 1;
+        verdict.facts.operated += 1;
         let all_the_time = |other: &&&Op| {
             let holds = other.certain().is_some_and(|(from, to)| from < first && last < to);
             holds && !forgotten(case, other).meets((first, last + 1))
