@@ -4,7 +4,7 @@
 //! - [`driver`]: drives the client core of a name, a lock or a pool instance. [`registry`]: all of them.
 //! - [`name_state`]: one semaphore name. [`in_process`] and [`remote`] implement it for the two kinds of stores.
 //! - [`store`]: the store, and whether it can be reached.
-//! - [`sender`]: packs commands for a remote store into requests. [`in_flight`]: sends them.
+//! - [`sender`]: packs commands for a remote store into requests.
 //! - [`call`]: one command without a guard; queries.
 //! - [`timers`]: the timers that the thread fires.
 //! - [`thread`]: the engine's thread, which runs all of that.
@@ -29,7 +29,6 @@ pub(crate) mod background;
 pub(crate) mod call;
 pub(crate) mod deferred;
 pub(crate) mod driver;
-mod in_flight;
 pub(crate) mod in_process;
 pub(crate) mod lease_spec;
 pub(crate) mod lock_waiters;
@@ -50,7 +49,6 @@ pub(crate) mod watch;
 mod tests;
 
 use background::Background;
-use in_flight::Outbox;
 use lock_waiters::LockWaiters;
 use meters::ClientMeters;
 use pool_instance::PoolInstances;
@@ -79,7 +77,7 @@ pub(crate) struct Core {
     pub(crate) settings: Settings,
     store: Store,
     pub(crate) sender: Sender,
-    outbox: Outbox,
+    outbox: thread::Outbox,
     /// Whether the engine's thread was asked to check the sender's queues and has not done so yet.
     wake_requested: AtomicBool,
     pub(crate) timers: Timers,
@@ -145,7 +143,7 @@ impl Engine {
             settings,
             store,
             sender: Sender::default(),
-            outbox: Outbox::default(),
+            outbox: thread::Outbox::default(),
             wake_requested: AtomicBool::new(false),
             timers: Timers::default(),
             sequence: AtomicU64::new(0),

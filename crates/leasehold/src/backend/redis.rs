@@ -15,12 +15,12 @@
 //! - [`stats`]: reads holders, waiters and clients; [`stats_reader`]: the connections and the thread for such reads.
 //! - [`tls`]: the certificates that a TLS connection trusts.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use super::{Answer, Answers, BoxFuture, Destination, Part, Profile, RemoteBackend, Report, Slot};
+use super::{Answers, BoxFuture, Destination, Part, Profile, RemoteBackend, Report, Slot};
 use crate::backend::TimeAuthority;
-use crate::clock::{Moment, Span};
+use crate::clock::Span;
 use crate::machine::Subject;
 use crate::machine::lock::Record;
 use crate::machine::pool::PoolQuery;
@@ -62,12 +62,12 @@ pub use deployment::{Deployment, Endpoint, SentinelSettings, ServerSettings};
 pub use locks::LockLayout;
 use locks::LockScripts;
 pub(crate) use locks::Prefix;
-use request::{Encoded, Kind, Reader, Served, unexpected};
+use request::unexpected;
 use scripts::{Keys, Scripts};
 pub(crate) use settings::{Purpose, RedisSettings};
 use slots::{KeyTag, slot_of};
 use stats_reader::StatsReader;
-use topology::{Topology, Unapplied};
+use topology::Topology;
 use value::Value;
 
 /// The number of names whose keys are cached.
@@ -176,71 +176,6 @@ impl Redis {
         keys.insert(name.clone(), new.clone());
         Ok(new)
     }
-
-    /// Encodes a request as one pipeline: one script call for all semaphores of a slot, one for all locks of a slot,
-    /// one for each pool.
-    fn encode(&self, request: &[Part]) -> Result<Encoded, Error> {
-        let mut groups: BTreeMap<(Kind, Slot), Vec<usize>> = BTreeMap::new();
-        let mut encoded = Encoded::default();
-        for (at, part) in request.iter().enumerate() {
-            let channel = match part {
-                Part::Semaphore { name, commands, .. } => {
-                    let keys = self.keys(name)?;
-                    groups.entry((Kind::Semaphores, keys.slot)).or_default().push(at);
-                    let channel = keys.channel().filter(|_| commands.iter().any(request::listens));
-                    encoded.keys.push(Some(keys));
-                    channel
-                }
-                Part::Lock(command) => {
-                    let slot = self.slot(command.subject());
-                    groups.entry((Kind::Locks, slot)).or_default().push(at);
-                    encoded.keys.push(None);
-                    self.locks.channel(command, slot, self.client()?)
-                }
-                Part::Pool(_) => {
-                    encoded.keys.push(None);
-                    None
-                }
-            };
-            if let Some(channel) = channel {
-                encoded.channels.entry(channel).or_default().push(at);
-            }
-        }
-        for ((kind, slot), parts) in groups {
-            let command = match kind {
-                Kind::Semaphores => self.semaphores(request, &encoded.keys, &parts),
-                Kind::Locks | Kind::Pool => {
-                    let commands = request::locks_in(request, &parts);
-                    self.locks.apply(&self.scripts, self.client()?, slot, &commands)
-                }
-            };
-            encoded.commands.push(command);
-            encoded.served.push(Served { kind, parts });
-        }
-        for (at, part) in request.iter().enumerate() {
-            if let Part::Pool(command) = part {
-                let pool = self.pools.write(command.pool.as_str());
-                encoded.commands.push(pools::call(&self.scripts, &pool, command));
-                encoded.served.push(Served { kind: Kind::Pool, parts: vec![at] });
-            }
-        }
-        Ok(encoded)
-    }
-
-    fn semaphores(
-        &self,
-        request: &[Part],
-        keys: &[Option<Arc<Keys>>],
-        parts: &[usize],
-    ) -> RedisCommand {
-        let named = parts.iter().filter_map(|at| match (&request[*at], &keys[*at]) {
-            (Part::Semaphore { declared, commands, .. }, Some(keys)) => {
-                Some((keys.clone(), *declared, &commands[..]))
-            }
-            _ => None,
-        });
-        self.scripts.apply(&named.collect::<Vec<_>>())
-    }
 }
 
 impl RemoteBackend for Redis {
@@ -283,59 +218,7 @@ impl RemoteBackend for Redis {
     }
 
     fn apply(&self, to: Destination, request: &Arc<[Part]>) -> BoxFuture<Answers> {
-        let (request, topology, locks) =
-            (request.clone(), self.topology.clone(), self.locks.clone());
-        if topology.settings().only_reads() {
-            return Box::pin(async move {
-                Ok(stats_reader::answers(&topology, &locks, &request).await)
-            });
-        }
-        let encoded = self.encode(&request);
-        Box::pin(async move {
-            let Encoded { commands, served, channels, keys } = encoded?;
-            let Some(connection) = topology.connection(to) else {
-                return Ok(request.iter().map(|_| Ok(Answer::Elsewhere)).collect());
-            };
-            let (sent, current) = (Moment::now(), connection.current()?);
-            let (replies, refused) =
-                connection.request_listening(&current, channels.keys(), &commands).await?;
-            let mut reader = Reader::new(&connection, &locks, &request);
-            let unapplied = topology.unapplied(&replies, &connection, &commands, sent).await;
-            let mut unapplied = unapplied.into_iter();
-            for (served, reply) in served.iter().zip(replies) {
-                match unapplied.next().flatten() {
-                    None => {
-                        reader.read(served, reply.map_err(|error| connection.translate(&error)));
-                    }
-                    Some(Unapplied::There(answer)) => {
-                        let time = reader.time;
-                        reader.read(served, answer);
-                        // The time of the other server says nothing about the clock of this one.
-                        reader.time = time;
-                    }
-                    Some(Unapplied::Down(error)) => reader.read(served, Err(error)),
-                    Some(Unapplied::NotNow(_)) => reader.unserved(served, || Answer::NotNow),
-                    Some(Unapplied::Elsewhere) => reader.unserved(served, || Answer::Elsewhere),
-                }
-            }
-            let (mut answers, time) = reader.done();
-            if let Some(time) = time {
-                current.clock.learn(sent, time, Moment::now());
-            }
-            for (channel, error) in refused {
-                let error = connect::no_wake_ups(&channel, &error);
-                for at in channels.get(&channel).into_iter().flatten() {
-                    if !error.is_transient() && request::needs_wake_ups(&answers[*at]) {
-                        answers[*at] = Err(error.clone());
-                    }
-                }
-            }
-            request::name_misplaced(&connection, &keys, &mut answers).await;
-            if let Topology::Cluster(cluster) = &topology {
-                lock_index::keep(cluster, &locks, &request, &answers).await;
-            }
-            Ok(answers)
-        })
+        self.send(to, request.clone())
     }
 
     fn sends_from_any_thread(&self) -> bool {

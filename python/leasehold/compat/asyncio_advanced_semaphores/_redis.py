@@ -191,7 +191,9 @@ def _as_redis_error(error: leasehold.Error) -> leasehold.Error:
         # Pickle finds classes by their names, and this one has none: in another process, the error is ours alone.
         return error_type, error.args, error.__dict__
 
-    both = type(error_type.__name__, bases, {"__module__": __name__, "__doc__": error_type.__doc__, "__reduce__": reduce})
+    both = type(
+        error_type.__name__, bases, {"__module__": __name__, "__doc__": error_type.__doc__, "__reduce__": reduce}
+    )
     converted: leasehold.Error = both(*error.args)
     converted.__dict__.update(error.__dict__)
     return converted

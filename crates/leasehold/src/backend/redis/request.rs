@@ -1,4 +1,4 @@
-//! One request: its commands, the parts that each command serves, and how the answers are read.
+//! One request: how it is encoded, sent and answered.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,17 +6,18 @@ use std::sync::Arc;
 use super::command::RedisCommand;
 use super::connection::Connection;
 use super::locks::LockScripts;
-use super::pools;
 use super::scripts::{self, KINDS, Keys};
+use super::topology::{Topology, Unapplied};
 use super::value::Value;
+use super::{Redis, connect, lock_index, pools, stats_reader};
 use crate::Error;
-use crate::backend::{Answer, Answers, Part};
-use crate::clock::Time;
+use crate::backend::{Answer, Answers, BoxFuture, Destination, Part, RemoteBackend, Slot};
+use crate::clock::{Moment, Time};
 use crate::machine::Command;
 use crate::machine::lock::{Acquired, LockCommand, LockOutcome};
 
 /// The parts that one command of a request serves.
-pub(super) struct Served {
+struct Served {
     pub(super) kind: Kind,
     /// The indexes of these parts in the request.
     pub(super) parts: Vec<usize>,
@@ -24,7 +25,7 @@ pub(super) struct Served {
 
 /// The kind of a command.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Kind {
+enum Kind {
     Semaphores,
     Locks,
     Pool,
@@ -32,7 +33,7 @@ pub(super) enum Kind {
 
 /// An encoded request.
 #[derive(Default)]
-pub(super) struct Encoded {
+struct Encoded {
     pub(super) commands: Vec<RedisCommand>,
     /// The parts that each command serves.
     pub(super) served: Vec<Served>,
@@ -42,8 +43,131 @@ pub(super) struct Encoded {
     pub(super) keys: Vec<Option<Arc<Keys>>>,
 }
 
+impl Redis {
+    /// Encodes a request as one pipeline: one script call for all semaphores of a slot, one for all locks of a slot,
+    /// one for each pool.
+    fn encode(&self, request: &[Part]) -> Result<Encoded, Error> {
+        let mut groups: BTreeMap<(Kind, Slot), Vec<usize>> = BTreeMap::new();
+        let mut encoded = Encoded::default();
+        for (at, part) in request.iter().enumerate() {
+            let channel = match part {
+                Part::Semaphore { name, commands, .. } => {
+                    let keys = self.keys(name)?;
+                    groups.entry((Kind::Semaphores, keys.slot)).or_default().push(at);
+                    let channel = keys.channel().filter(|_| commands.iter().any(listens));
+                    encoded.keys.push(Some(keys));
+                    channel
+                }
+                Part::Lock(command) => {
+                    let slot = self.slot(command.subject());
+                    groups.entry((Kind::Locks, slot)).or_default().push(at);
+                    encoded.keys.push(None);
+                    self.locks.channel(command, slot, self.client()?)
+                }
+                Part::Pool(_) => {
+                    encoded.keys.push(None);
+                    None
+                }
+            };
+            if let Some(channel) = channel {
+                encoded.channels.entry(channel).or_default().push(at);
+            }
+        }
+        for ((kind, slot), parts) in groups {
+            let command = match kind {
+                Kind::Semaphores => self.semaphores(request, &encoded.keys, &parts),
+                Kind::Locks | Kind::Pool => {
+                    let commands = locks_in(request, &parts);
+                    self.locks.apply(&self.scripts, self.client()?, slot, &commands)
+                }
+            };
+            encoded.commands.push(command);
+            encoded.served.push(Served { kind, parts });
+        }
+        for (at, part) in request.iter().enumerate() {
+            if let Part::Pool(command) = part {
+                let pool = self.pools.write(command.pool.as_str());
+                encoded.commands.push(pools::call(&self.scripts, &pool, command));
+                encoded.served.push(Served { kind: Kind::Pool, parts: vec![at] });
+            }
+        }
+        Ok(encoded)
+    }
+
+    fn semaphores(
+        &self,
+        request: &[Part],
+        keys: &[Option<Arc<Keys>>],
+        parts: &[usize],
+    ) -> RedisCommand {
+        let named = parts.iter().filter_map(|at| match (&request[*at], &keys[*at]) {
+            (Part::Semaphore { declared, commands, .. }, Some(keys)) => {
+                Some((keys.clone(), *declared, &commands[..]))
+            }
+            _ => None,
+        });
+        self.scripts.apply(&named.collect::<Vec<_>>())
+    }
+
+    /// Sends a request to a server, and returns one answer for each part.
+    pub(super) fn send(&self, to: Destination, request: Arc<[Part]>) -> BoxFuture<Answers> {
+        let (topology, locks) = (self.topology.clone(), self.locks.clone());
+        if topology.settings().only_reads() {
+            return Box::pin(async move {
+                Ok(stats_reader::answers(&topology, &locks, &request).await)
+            });
+        }
+        let encoded = self.encode(&request);
+        Box::pin(async move {
+            let Encoded { commands, served, channels, keys } = encoded?;
+            let Some(connection) = topology.connection(to) else {
+                return Ok(request.iter().map(|_| Ok(Answer::Elsewhere)).collect());
+            };
+            let (sent, current) = (Moment::now(), connection.current()?);
+            let (replies, refused) =
+                connection.request_listening(&current, channels.keys(), &commands).await?;
+            let mut reader = Reader::new(&connection, &locks, &request);
+            let unapplied = topology.unapplied(&replies, &connection, &commands, sent).await;
+            let mut unapplied = unapplied.into_iter();
+            for (served, reply) in served.iter().zip(replies) {
+                match unapplied.next().flatten() {
+                    None => {
+                        reader.read(served, reply.map_err(|error| connection.translate(&error)));
+                    }
+                    Some(Unapplied::There(answer)) => {
+                        let time = reader.time;
+                        reader.read(served, answer);
+                        // The time of the other server says nothing about the clock of this one.
+                        reader.time = time;
+                    }
+                    Some(Unapplied::Down(error)) => reader.read(served, Err(error)),
+                    Some(Unapplied::NotNow(_)) => reader.unserved(served, || Answer::NotNow),
+                    Some(Unapplied::Elsewhere) => reader.unserved(served, || Answer::Elsewhere),
+                }
+            }
+            let (mut answers, time) = reader.done();
+            if let Some(time) = time {
+                current.clock.learn(sent, time, Moment::now());
+            }
+            for (channel, error) in refused {
+                let error = connect::no_wake_ups(&channel, &error);
+                for at in channels.get(&channel).into_iter().flatten() {
+                    if !error.is_transient() && needs_wake_ups(&answers[*at]) {
+                        answers[*at] = Err(error.clone());
+                    }
+                }
+            }
+            name_misplaced(&connection, &keys, &mut answers).await;
+            if let Topology::Cluster(cluster) = &topology {
+                lock_index::keep(cluster, &locks, &request, &answers).await;
+            }
+            Ok(answers)
+        })
+    }
+}
+
 /// Whether a client that sends this command must be able to receive wake-ups.
-pub(super) fn listens(command: &Command) -> bool {
+fn listens(command: &Command) -> bool {
     matches!(command, Command::Enqueue { wait: true, .. } | Command::Renew { .. })
 }
 
@@ -52,7 +176,7 @@ pub(super) fn listens(command: &Command) -> bool {
 /// It need not if the script was not applied, because the slot has moved. It need not if a lock was acquired: an error
 /// would leave the lock held without a guard. It must if a permit was granted: its renewals would be refused as well,
 /// so the acquire fails and the permit is released at once.
-pub(super) fn needs_wake_ups(answer: &Result<Answer, Error>) -> bool {
+fn needs_wake_ups(answer: &Result<Answer, Error>) -> bool {
     !matches!(
         answer,
         Ok(Answer::Elsewhere
@@ -61,7 +185,7 @@ pub(super) fn needs_wake_ups(answer: &Result<Answer, Error>) -> bool {
     )
 }
 
-pub(super) fn locks_in<'a>(request: &'a [Part], parts: &[usize]) -> Vec<&'a LockCommand> {
+fn locks_in<'a>(request: &'a [Part], parts: &[usize]) -> Vec<&'a LockCommand> {
     let lock = |at: &usize| match &request[*at] {
         Part::Lock(command) => Some(command),
         _ => None,
@@ -70,7 +194,7 @@ pub(super) fn locks_in<'a>(request: &'a [Part], parts: &[usize]) -> Vec<&'a Lock
 }
 
 /// Decodes the answers to the commands of [`Redis::encode`](super::Redis::encode) into one answer for each part.
-pub(super) struct Reader<'a> {
+struct Reader<'a> {
     connection: &'a Connection,
     locks: &'a LockScripts,
     request: &'a [Part],
@@ -158,7 +282,7 @@ pub(super) fn unexpected(value: &Value) -> Error {
 
 /// Replaces errors about a key of the wrong type by errors that name the key. Redis does not say which key it is, so
 /// the types of all keys of these names are read in one pipeline.
-pub(super) async fn name_misplaced(
+async fn name_misplaced(
     connection: &Connection,
     keys: &[Option<Arc<Keys>>],
     answers: &mut Answers,
