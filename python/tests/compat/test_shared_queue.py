@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import redis
 
-from .support import OURS, TIME_LIMIT, THEIRS, Subject, in_loop
+from .support import OURS, THEIRS, TIME_LIMIT, Subject, in_loop
 
 pytest.importorskip(THEIRS)
 
