@@ -243,9 +243,11 @@ impl<T: Clone> NameCore<T> {
         Self { rules, releases_expire: rules.is_one_lease, ..self }
     }
 
-    /// From now on, no release is sent after the store must have expired its id.
+    /// From now on, no release is sent after the store must have expired its id. An id that does not expire ends with its
+    /// client, so it is not released at all.
     pub(crate) fn expire_releases(&mut self) {
         self.releases_expire = true;
+        self.releases.retain(|_, release| release.until.is_some());
         let timers = self
             .releases
             .iter()
