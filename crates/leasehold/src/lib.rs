@@ -64,6 +64,7 @@ mod name;
 mod observer;
 mod permit;
 mod pool;
+mod primitive;
 mod process;
 mod retry;
 mod semaphore;
@@ -108,6 +109,7 @@ pub use pool::{
     AcquireStatus, Pool, PoolAnswer, PoolBuilder, PoolCount, PoolLease, Pools, ReleaseStatus,
     RenewStatus,
 };
+pub use primitive::Primitive;
 pub use retry::{Jitter, Retry};
 pub use semaphore::{Semaphore, SemaphoreBuilder};
 pub use stats::{

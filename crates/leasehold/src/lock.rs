@@ -7,14 +7,13 @@ use std::time::Duration;
 
 use crate::clock::{Moment, Span};
 use crate::engine::driver::Driver;
-use crate::engine::meters::Kind;
 use crate::engine::timers::Deadline;
 use crate::engine::watch::{Acquiring, Id, Watch};
 use crate::machine::Terms;
 use crate::machine::lock::{Holder, NotifyWhen};
 use crate::name::{Name, millis};
 use crate::semaphore::LEASE;
-use crate::{Error, LockId, Retry, process};
+use crate::{Error, LockId, Primitive, Retry, process};
 
 mod guard;
 mod info;
@@ -290,7 +289,7 @@ impl LockBuilder {
         let key = key_of(&self.key, &self.locks.engine)?;
         let core = self.locks.engine.core();
         let inner = LockSpec {
-            watch: Watch::new(core, Kind::Lock, &key, self.name_in_metrics, None),
+            watch: Watch::new(core, Primitive::Lock, &key, self.name_in_metrics, None),
             key,
             ttl: millis("lease", self.ttl)?,
             locks: self.locks,

@@ -8,7 +8,6 @@ use crate::backend::{Answer, Part};
 use crate::callbacks::event;
 use crate::clock::{Moment, Span};
 use crate::engine::Engine;
-use crate::engine::meters::Kind;
 use crate::engine::timers::Deadline;
 use crate::engine::watch::{Acquiring, Id, Watch};
 use crate::guard::LeaseGuard;
@@ -16,7 +15,7 @@ use crate::machine::Subject;
 use crate::machine::pool::{PoolAction, PoolCommand, PoolOutcome, Status};
 use crate::name::Name;
 use crate::semaphore::LEASE;
-use crate::{Error, Observer, PoolEvent, Retry};
+use crate::{Error, Observer, PoolEvent, Primitive, Retry};
 
 mod answer;
 mod lease;
@@ -330,7 +329,8 @@ impl PoolBuilder {
         self.retry.check()?;
         let (engine, capacity, retry) = (self.engine, self.capacity, self.retry);
         let observer = self.observer.map(Observer::<PoolEvent>::into_callback);
-        let watch = Watch::new(engine.core(), Kind::Pool, &name, self.name_in_metrics, observer);
+        let watch =
+            Watch::new(engine.core(), Primitive::Pool, &name, self.name_in_metrics, observer);
         Ok(Pool { inner: Arc::new(PoolSpec { engine, name, capacity, ttl, retry, watch }) })
     }
 }

@@ -7,7 +7,6 @@ use std::time::Duration;
 use crate::acquire::{Acquire, TryAcquire};
 use crate::clock::Span;
 use crate::engine::Engine;
-use crate::engine::meters::Kind;
 use crate::engine::name_state::ReleasedBy;
 use crate::engine::semaphore_spec::SemaphoreSpec;
 use crate::engine::watch::Watch;
@@ -15,7 +14,7 @@ use crate::machine::Subject;
 use crate::machine::{Rate, Terms};
 use crate::name::{Name, positive};
 use crate::stats::SemaphoreStats;
-use crate::{AcquisitionId, Error, Observer, Permit, SemaphoreEvent};
+use crate::{AcquisitionId, Error, Observer, Permit, Primitive, SemaphoreEvent};
 
 /// The default lease of permits, locks and pools: how long a holder or waiter may be silent before it is considered dead.
 pub(crate) const LEASE: Duration = Duration::from_secs(30);
@@ -511,7 +510,8 @@ impl SemaphoreBuilder {
             named.common().declare(capacity);
         }
         let observer = options.observer.map(Observer::<SemaphoreEvent>::into_callback);
-        let watch = Watch::new(core, Kind::Semaphore, &name, options.name_in_metrics, observer);
+        let watch =
+            Watch::new(core, Primitive::Semaphore, &name, options.name_in_metrics, observer);
         let spec = Arc::new(SemaphoreSpec {
             named,
             terms,

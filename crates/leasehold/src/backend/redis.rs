@@ -15,8 +15,7 @@
 //! - [`stats`]: reads holders, waiters and clients; [`stats_reader`]: the connections and the thread for such reads.
 //! - [`tls`]: the certificates that a TLS connection trusts.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use super::{Answers, BoxFuture, Destination, Part, Profile, RemoteBackend, Report, Slot};
 use crate::backend::TimeAuthority;
@@ -70,9 +69,6 @@ use stats_reader::StatsReader;
 use topology::Topology;
 use value::Value;
 
-/// The number of names whose keys are cached.
-const REMEMBERED_NAMES: usize = 10_000;
-
 /// The lease of another program's member when we grant it a permit. It is that program's own default.
 const FOREIGN_HEARTBEAT: Span = Span::from_millis(180_000);
 
@@ -86,8 +82,6 @@ pub(crate) struct Redis {
     pools: KeyTag,
     locks: Arc<LockScripts>,
     client: OnceLock<ClientId>,
-    /// The keys of names, so that they are not built for each request.
-    keys: Mutex<HashMap<Name, Arc<Keys>>>,
 }
 
 impl Redis {
@@ -113,7 +107,6 @@ impl Redis {
         let (settings, scripts) = (Arc::new(settings), Arc::new(Scripts::new()));
         let topology = Topology::new(&settings, &scripts);
         let stats_reader = StatsReader::new(&settings, &scripts);
-        let (client, keys) = (OnceLock::new(), Mutex::default());
         Ok(Self {
             topology,
             stats_reader,
@@ -121,8 +114,7 @@ impl Redis {
             names,
             pools,
             locks: Arc::new(locks),
-            client,
-            keys,
+            client: OnceLock::new(),
         })
     }
 
@@ -153,28 +145,13 @@ impl Redis {
         matches!(self.topology, Topology::Cluster(..))
     }
 
-    fn keys(&self, name: &Name) -> Result<Arc<Keys>, Error> {
-        let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = keys.get(name) {
-            return Ok(known.clone());
-        }
+    fn keys<'a>(&'a self, name: &'a Name) -> Result<Keys<'a>, Error> {
         let settings = self.topology.settings();
         let (namespace, confirm_within) = (&settings.namespace, settings.confirm_within);
         let written = self.names.write(name.as_str());
-        let new = Keys::new(
-            (namespace, &written),
-            name,
-            self.client()?,
-            confirm_within,
-            FOREIGN_HEARTBEAT,
-        );
-        let new = if self.is_cluster() { new.in_cluster() } else { new };
-        let new = Arc::new(new);
-        if keys.len() >= REMEMBERED_NAMES {
-            keys.clear();
-        }
-        keys.insert(name.clone(), new.clone());
-        Ok(new)
+        let (client, foreign) = (self.client()?, FOREIGN_HEARTBEAT);
+        let keys = Keys::new((namespace, written), name.as_str(), client, confirm_within, foreign);
+        Ok(if self.is_cluster() { keys.in_cluster() } else { keys })
     }
 }
 
@@ -197,7 +174,7 @@ impl RemoteBackend for Redis {
             return Slot::ONLY;
         }
         match subject {
-            Subject::Semaphore(name) => self.keys(name).map_or(Slot::ONLY, |keys| keys.slot),
+            Subject::Semaphore(name) => self.keys(name).map_or(Slot::ONLY, |keys| keys.slot()),
             Subject::Lock(key) => slot_of(&self.locks.lock(key)),
             Subject::LockId(id) => slot_of(&self.locks.index(id)),
             Subject::Pool(name) => slot_of(&self.pools.write(name.as_str())),
@@ -238,34 +215,35 @@ impl RemoteBackend for Redis {
     }
 
     fn position(&self, name: &Name, id: AcquisitionId) -> BoxFuture<Option<usize>> {
-        let (topology, keys) = (self.topology.clone(), self.keys(name));
+        let topology = self.topology.clone();
+        let rank = |keys: Keys<'_>| RedisCommand::new("ZRANK").arg(keys.waiting()).arg_fmt(id);
+        let call = self.keys(name).map(|keys| (keys.slot(), rank(keys)));
         Box::pin(async move {
-            let keys = keys?;
-            let rank = RedisCommand::new("ZRANK").arg(keys.waiting()).arg_fmt(id);
-            stats::read(topology.query(keys.slot, vec![rank]).await?.pop().unwrap_or_default())
+            let (slot, rank) = call?;
+            stats::read(topology.query(slot, vec![rank]).await?.pop().unwrap_or_default())
         })
     }
 
     fn release_member(&self, name: &Name, id: &str) -> BoxFuture<bool> {
-        let (topology, keys, id) = (self.topology.clone(), self.keys(name), id.to_owned());
-        let scripts = self.scripts.clone();
+        let topology = self.topology.clone();
+        let call = |keys: Keys<'_>| (keys.slot(), self.scripts.release_member(&keys, id));
+        let call = self.keys(name).map(call);
         Box::pin(async move {
             stats_reader::check(&topology)?;
-            let keys = keys?;
-            let call = scripts.release_member(&keys, &id);
-            let answer = answer_of_one(&topology, keys.slot, call).await?;
+            let (slot, call) = call?;
+            let answer = answer_of_one(&topology, slot, call).await?;
             scripts::was_removed(&answer).map_err(Error::internal)
         })
     }
 
     fn change_limits(&self, name: &Name, change: Command) -> BoxFuture<LimitsChanged> {
-        let (topology, keys) = (self.topology.clone(), self.keys(name));
-        let scripts = self.scripts.clone();
+        let topology = self.topology.clone();
+        let call = |keys: Keys<'_>| (keys.slot(), self.scripts.change_limits(&keys, &change));
+        let call = self.keys(name).map(call);
         Box::pin(async move {
             stats_reader::check(&topology)?;
-            let keys = keys?;
-            let call = scripts.change_limits(&keys, &change);
-            let answer = answer_of_one(&topology, keys.slot, call).await?;
+            let (slot, call) = call?;
+            let answer = answer_of_one(&topology, slot, call).await?;
             let answer = scripts::decode(&[change], answer).map_err(Error::internal)?;
             match answer.outcomes[..] {
                 [Outcome::LimitsChanged(changed)] => Ok(changed),

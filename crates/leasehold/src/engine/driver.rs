@@ -224,8 +224,7 @@ impl<P: Protocol> Driver<P> {
                 self.notify(&mut state, self.core.now(), &mut deferred);
             }
         }
-        let next = state.core.next_timeout();
-        let before = std::mem::replace(&mut state.timer_at, next);
+        let changes_timer = state.core.next_timeout() != state.timer_at;
         let (sends, renews) = (state.core.has_commands(), state.core.has_renewals());
         let joins = (sends && !state.is_queued.0, renews && !state.is_queued.1);
         state.is_queued.0 |= sends;
@@ -240,7 +239,7 @@ impl<P: Protocol> Driver<P> {
             deferred.add(move || core.background_failed(&error));
         }
         drop(state);
-        if let Err(error) = self.follow_up(before, next, joins, rests) {
+        if let Err(error) = self.follow_up(changes_timer, joins, rests) {
             self.stop(&error);
         }
         deferred.run();
@@ -267,24 +266,33 @@ impl<P: Protocol> Driver<P> {
 
     fn follow_up(
         &self,
-        before: Option<Moment>,
-        next: Option<Moment>,
+        changes_timer: bool,
         (ordinary, renewals): (bool, bool),
         rests: Option<Moment>,
     ) -> Result<(), Error> {
-        if before != next {
-            self.core.set_timer(self.this.clone(), before, next)?;
-        }
+        // A command is sent before the timer is set, so that the thread takes fewer locks before the bytes leave.
         let joining = [(renewals, Urgency::Renewals), (ordinary, Urgency::Ordinary)];
         for (_, urgency) in joining.into_iter().filter(|(joins, _)| *joins) {
-            let Some(this) = self.this.upgrade() else { return Ok(()) };
+            let Some(this) = self.this.upgrade() else { break };
             let this = this as Arc<dyn Source>;
             match rests {
                 Some(since) => self.core.send_later(&this, urgency, since)?,
                 None => self.core.send(&this, urgency)?,
             }
         }
-        Ok(())
+        if changes_timer { self.set_timer() } else { Ok(()) }
+    }
+
+    /// Makes the engine fire the timer when the core is next due.
+    fn set_timer(&self) -> Result<(), Error> {
+        let mut state = self.state();
+        let next = state.core.next_timeout();
+        let before = std::mem::replace(&mut state.timer_at, next);
+        if before != next {
+            self.core.timers.set(self.this.clone(), before, next);
+        }
+        drop(state);
+        self.core.timer_was_set(next)
     }
 
     /// Takes the next part for a store that answers at once. Also returns the moment from which the answer counts: before
@@ -417,7 +425,8 @@ fn commands_of<'a>(part: &'a Part, command: Option<&'a Command>) -> &'a [Command
 impl<P: Protocol> Timed for Driver<P> {
     fn fire(&self, _now: Moment) {
         self.locked(|state, _, now| {
-            state.timer_at = None;
+            // Another thread may have set it again since.
+            state.timer_at = state.timer_at.filter(|at| *at > now);
             state.core.timeout(now);
         });
     }

@@ -33,7 +33,7 @@ pub(crate) trait LeaseSpec: Send + Sync {
 
     /// What is acquired, as errors call it: a permit, a lock or a lease.
     fn what(&self) -> &'static str {
-        self.watch().kind.lease()
+        self.watch().primitive.grant()
     }
 
     fn name(&self) -> &Name {

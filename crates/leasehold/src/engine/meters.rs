@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use crate::{Error, LossReason};
+use crate::{Error, LossReason, Primitive};
 
 #[cfg(feature = "metrics")]
 mod recorded;
@@ -15,33 +15,6 @@ pub(crate) use recorded::{ClientMeters, Meters, Waiting};
 
 #[cfg(not(feature = "metrics"))]
 pub(crate) use off::{ClientMeters, Meters, Waiting};
-
-/// The kind of object that is acquired.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Kind {
-    Semaphore,
-    Lock,
-    Pool,
-}
-
-impl Kind {
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::Semaphore => "semaphore",
-            Self::Lock => "lock",
-            Self::Pool => "pool",
-        }
-    }
-
-    /// What is acquired, as errors call it.
-    pub(crate) fn lease(self) -> &'static str {
-        match self {
-            Self::Semaphore => "permit",
-            Self::Lock => "lock",
-            Self::Pool => "lease",
-        }
-    }
-}
 
 /// Something that is counted or timed.
 #[derive(Clone, Copy, Debug)]
@@ -107,7 +80,7 @@ mod off {
 
     use std::sync::Weak;
 
-    use super::{Kind, Measurement};
+    use super::{Measurement, Primitive};
     use crate::clock::Moment;
     use crate::engine::Core;
     use crate::name::Name;
@@ -120,7 +93,7 @@ mod off {
             Self
         }
 
-        pub(crate) fn of(&self, _kind: Kind, _name: Option<&Name>) -> Meters {
+        pub(crate) fn of(&self, _primitive: Primitive, _name: Option<&Name>) -> Meters {
             Meters
         }
 

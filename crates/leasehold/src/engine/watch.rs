@@ -14,12 +14,12 @@ use std::time::Duration;
 use tracing::field::Empty;
 
 use super::Core;
-use super::meters::{Kind, Measurement, Meters, Waiting, failed_outcome};
+use super::meters::{Measurement, Meters, Waiting, failed_outcome};
 use crate::callbacks::{event, guarded};
 use crate::clock::Moment;
 use crate::manual_clock::Clock;
 use crate::name::Name;
-use crate::{AcquisitionId, Error, ErrorKind, Fence, LockId, LossReason};
+use crate::{AcquisitionId, Error, ErrorKind, Fence, LockId, LossReason, Primitive};
 
 /// The id of one acquisition.
 #[derive(Clone, Debug)]
@@ -97,7 +97,7 @@ pub(crate) type Callback = Box<dyn Fn(&ObservedEvent<'_>) + Send + Sync>;
 
 /// Everything that watches one semaphore, lock or pool.
 pub(crate) struct Watch {
-    pub(crate) kind: Kind,
+    pub(crate) primitive: Primitive,
     pub(crate) name: Name,
     meters: Meters,
     observer: Option<Callback>,
@@ -110,15 +110,15 @@ impl Watch {
     /// Returns what watches the object with this name. `name_in_metrics` adds the name to its metrics as a label.
     pub(crate) fn new(
         core: &Core,
-        kind: Kind,
+        primitive: Primitive,
         name: &Name,
         name_in_metrics: bool,
         observer: Option<Callback>,
     ) -> Arc<Self> {
-        let meters = core.meters.of(kind, name_in_metrics.then_some(name));
+        let meters = core.meters.of(primitive, name_in_metrics.then_some(name));
         let always = Meters::ON || observer.is_some();
         let (name, clock) = (name.clone(), core.clock.clone());
-        Arc::new(Self { kind, name, meters, observer, clock, always })
+        Arc::new(Self { primitive, name, meters, observer, clock, always })
     }
 
     #[inline]
@@ -174,9 +174,9 @@ impl Watch {
 
     /// Returns the name as it may appear in a log. The key of a lock may be a secret, so its hash stands for it.
     pub(crate) fn public_name(&self) -> Cow<'_, str> {
-        match self.kind {
-            Kind::Lock => Cow::Owned(crate::id::hash(self.name.as_str())),
-            Kind::Semaphore | Kind::Pool => Cow::Borrowed(self.name.as_str()),
+        match self.primitive {
+            Primitive::Lock => Cow::Owned(crate::id::hash(self.name.as_str())),
+            Primitive::Semaphore | Primitive::Pool => Cow::Borrowed(self.name.as_str()),
         }
     }
 
@@ -185,7 +185,7 @@ impl Watch {
         let mut span = tracing::Span::none();
         if tracing::enabled!(tracing::Level::DEBUG) {
             guarded(|| {
-                span = new(&self.public_name(), self.kind.as_str());
+                span = new(&self.public_name(), self.primitive.as_str());
             });
         }
         span
@@ -251,7 +251,7 @@ impl Watch {
 
 impl fmt::Debug for Watch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Watch").field("kind", &self.kind).finish_non_exhaustive()
+        f.debug_struct("Watch").field("kind", &self.primitive).finish_non_exhaustive()
     }
 }
 
@@ -375,7 +375,7 @@ impl Drop for HoldWatch {
         }
         let held_for = Some(self.0.elapsed());
         let (name, id) = (self.0.watch.name.as_str(), &self.0.id);
-        if self.0.watch.kind == Kind::Semaphore && !self.0.span.is_none() {
+        if self.0.watch.primitive == Primitive::Semaphore && !self.0.span.is_none() {
             guarded(|| self.0.span.in_scope(|| event!(debug, name, %id, "permit released")));
         }
         self.end(held_for, "released");

@@ -51,10 +51,15 @@ impl RedisCommand {
     }
 
     pub(super) fn push(&mut self, argument: impl AsRef<[u8]>) {
-        let argument = argument.as_ref();
+        self.push_parts(&[argument]);
+    }
+
+    /// Adds one argument that consists of these parts.
+    pub(super) fn push_parts(&mut self, parts: &[impl AsRef<[u8]>]) {
         self.count += 1;
-        add_header(&mut self.packed, b'$', argument.len());
-        self.packed.extend_from_slice(argument);
+        let length = parts.iter().map(|part| part.as_ref().len()).sum();
+        add_header(&mut self.packed, b'$', length);
+        parts.iter().for_each(|part| self.packed.extend_from_slice(part.as_ref()));
         self.packed.extend_from_slice(b"\r\n");
     }
 

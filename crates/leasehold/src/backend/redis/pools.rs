@@ -73,7 +73,7 @@ pub(super) async fn list(
             let name = |key: &String| key.strip_prefix("semaphores:").map(str::to_owned);
             (keys.iter().filter_map(name).collect(), limit)
         }
-        PoolQuery::Named(name) => (vec![key_tag.write(name.as_str())], 1),
+        PoolQuery::Named(name) => (vec![key_tag.write(name.as_str()).into_owned()], 1),
     };
     let mut pools = Vec::new();
     for (home, names) in stats::by_server(topology, names, key_of) {

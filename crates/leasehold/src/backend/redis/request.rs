@@ -6,7 +6,8 @@ use std::sync::Arc;
 use super::command::RedisCommand;
 use super::connection::Connection;
 use super::locks::LockScripts;
-use super::scripts::{self, KINDS, Keys};
+use super::scripts::{self, KINDS, Keys, storage_keys};
+use super::slots::KeyTag;
 use super::topology::{Topology, Unapplied};
 use super::value::Value;
 use super::{Redis, connect, lock_index, pools, stats_reader};
@@ -39,8 +40,6 @@ struct Encoded {
     pub(super) served: Vec<Served>,
     /// In a cluster, the channels to subscribe to first, each with the parts that depend on it.
     pub(super) channels: BTreeMap<String, Vec<usize>>,
-    /// For each part, its keys if it is a semaphore.
-    pub(super) keys: Vec<Option<Arc<Keys>>>,
 }
 
 impl Redis {
@@ -48,24 +47,25 @@ impl Redis {
     /// one for each pool.
     fn encode(&self, request: &[Part]) -> Result<Encoded, Error> {
         let mut groups: BTreeMap<(Kind, Slot), Vec<usize>> = BTreeMap::new();
-        let mut encoded = Encoded::default();
+        let (mut encoded, mut names) = (Encoded::default(), Vec::new());
         for (at, part) in request.iter().enumerate() {
             let channel = match part {
                 Part::Semaphore { name, commands, .. } => {
                     let keys = self.keys(name)?;
-                    groups.entry((Kind::Semaphores, keys.slot)).or_default().push(at);
-                    let channel = keys.channel().filter(|_| commands.iter().any(listens));
-                    encoded.keys.push(Some(keys));
+                    groups.entry((Kind::Semaphores, keys.slot())).or_default().push(at);
+                    let listens = commands.iter().any(listens);
+                    let channel = if listens { keys.channel() } else { None };
+                    names.push(Some(keys));
                     channel
                 }
                 Part::Lock(command) => {
                     let slot = self.slot(command.subject());
                     groups.entry((Kind::Locks, slot)).or_default().push(at);
-                    encoded.keys.push(None);
+                    names.push(None);
                     self.locks.channel(command, slot, self.client()?)
                 }
                 Part::Pool(_) => {
-                    encoded.keys.push(None);
+                    names.push(None);
                     None
                 }
             };
@@ -75,7 +75,7 @@ impl Redis {
         }
         for ((kind, slot), parts) in groups {
             let command = match kind {
-                Kind::Semaphores => self.semaphores(request, &encoded.keys, &parts),
+                Kind::Semaphores => self.semaphores(request, &names, &parts),
                 Kind::Locks | Kind::Pool => {
                     let commands = locks_in(request, &parts);
                     self.locks.apply(&self.scripts, self.client()?, slot, &commands)
@@ -97,7 +97,7 @@ impl Redis {
     fn semaphores(
         &self,
         request: &[Part],
-        keys: &[Option<Arc<Keys>>],
+        keys: &[Option<Keys<'_>>],
         parts: &[usize],
     ) -> RedisCommand {
         let named = parts.iter().filter_map(|at| match (&request[*at], &keys[*at]) {
@@ -111,7 +111,7 @@ impl Redis {
 
     /// Sends a request to a server, and returns one answer for each part.
     pub(super) fn send(&self, to: Destination, request: Arc<[Part]>) -> BoxFuture<Answers> {
-        let (topology, locks) = (self.topology.clone(), self.locks.clone());
+        let (topology, locks, key_tag) = (self.topology.clone(), self.locks.clone(), self.names);
         if topology.settings().only_reads() {
             return Box::pin(async move {
                 Ok(stats_reader::answers(&topology, &locks, &request).await)
@@ -119,7 +119,7 @@ impl Redis {
         }
         let encoded = self.encode(&request);
         Box::pin(async move {
-            let Encoded { commands, served, channels, keys } = encoded?;
+            let Encoded { commands, served, channels } = encoded?;
             let Some(connection) = topology.connection(to) else {
                 return Ok(request.iter().map(|_| Ok(Answer::Elsewhere)).collect());
             };
@@ -157,7 +157,7 @@ impl Redis {
                     }
                 }
             }
-            name_misplaced(&connection, &keys, &mut answers).await;
+            name_misplaced(&connection, key_tag, &request, &mut answers).await;
             if let Topology::Cluster(cluster) = &topology {
                 lock_index::keep(cluster, &locks, &request, &answers).await;
             }
@@ -284,13 +284,19 @@ pub(super) fn unexpected(value: &Value) -> Error {
 /// the types of all keys of these names are read in one pipeline.
 async fn name_misplaced(
     connection: &Connection,
-    keys: &[Option<Arc<Keys>>],
+    key_tag: KeyTag,
+    request: &[Part],
     answers: &mut Answers,
 ) {
-    let is_misplaced = |at: usize| matches!(answers[at], Err(Error::InvalidArgument { .. }));
-    let misplaced = keys.iter().enumerate().filter(|(at, _)| is_misplaced(*at));
-    let misplaced: Vec<_> = misplaced.filter_map(|(at, keys)| Some((at, keys.as_ref()?))).collect();
-    let types: Vec<_> = misplaced.iter().flat_map(|(_, keys)| scripts::types(&keys.all)).collect();
+    let namespace = &connection.settings.namespace;
+    let keys_of = |(at, part): (usize, &Part)| match (part, &answers[at]) {
+        (Part::Semaphore { name, .. }, Err(Error::InvalidArgument { .. })) => {
+            Some((at, storage_keys(namespace, &key_tag.write(name.as_str()))))
+        }
+        _ => None,
+    };
+    let misplaced: Vec<_> = request.iter().enumerate().filter_map(keys_of).collect();
+    let types: Vec<_> = misplaced.iter().flat_map(|(_, keys)| scripts::types(keys)).collect();
     if types.is_empty() {
         return;
     }
@@ -298,7 +304,7 @@ async fn name_misplaced(
     let mut types = types.into_iter().map(|found| found.unwrap_or(Value::Nil));
     for (at, keys) in misplaced {
         let types: Vec<_> = types.by_ref().take(KINDS.len()).collect();
-        if let Some(key) = scripts::misplaced(&keys.all, types) {
+        if let Some(key) = scripts::misplaced(&keys, types) {
             let problem =
                 format!("the key {key:?} on {} does not belong to leasehold", connection.address);
             answers[at] =

@@ -1,7 +1,7 @@
 //! The Lua scripts, each with the one function that knows the order of its KEYS and ARGV.
 
+use std::borrow::Cow;
 use std::num::NonZeroU32;
-use std::sync::Arc;
 
 use super::command::RedisCommand;
 use super::slots::{channel_end, slot_of};
@@ -14,7 +14,6 @@ use crate::machine::{
     Command, Declared, Held, LimitChange, LimitsChanged, Outcome, Rate, ReleaseHint, Role, Share,
     Terms,
 };
-use crate::name::Name;
 use crate::{ClientId, Fence};
 
 #[cfg(test)]
@@ -114,14 +113,14 @@ impl Scripts {
     }
 
     /// Returns the call that applies the commands of one client to one or more names.
-    pub(super) fn apply(&self, parts: &[(Arc<Keys>, Declared, &[Command])]) -> RedisCommand {
+    pub(super) fn apply(&self, parts: &[(Keys<'_>, Declared, &[Command])]) -> RedisCommand {
         let mut call = RedisCommand::script_call(&self.semaphores.hash);
         call.push_fmt(parts.len() * KINDS.len());
         for (keys, ..) in parts {
-            call = call.args(&keys.all);
+            keys.add_keys(&mut call);
         }
         if let Some((keys, ..)) = parts.first() {
-            call = keys.common(call, &keys.client);
+            call = keys.common(call, Some(keys.client));
         }
         for (keys, declared, commands) in parts {
             keys.add(&mut call, *declared, commands);
@@ -130,13 +129,13 @@ impl Scripts {
     }
 
     /// Returns the call that removes an id which may belong to another program.
-    pub(super) fn release_member(&self, keys: &Keys, id: &str) -> RedisCommand {
-        let call = self.without_sender(keys).args([keys.name.as_str(), "0", "0"]);
+    pub(super) fn release_member(&self, keys: &Keys<'_>, id: &str) -> RedisCommand {
+        let call = self.without_sender(keys).args([keys.name, "0", "0"]);
         call.args(["4", "release", "2", "unknown", id])
     }
 
     /// Returns the call that changes the limits of a name.
-    pub(super) fn change_limits(&self, keys: &Keys, change: &Command) -> RedisCommand {
+    pub(super) fn change_limits(&self, keys: &Keys<'_>, change: &Command) -> RedisCommand {
         let mut call = self.without_sender(keys);
         let capacity = match change {
             Command::ChangeLimits { capacity, .. } => capacity.unwrap_or_default(),
@@ -148,9 +147,10 @@ impl Scripts {
 
     /// Returns the beginning of a call without a sender: our own waiters are woken, instead of being granted in the
     /// reply.
-    fn without_sender(&self, keys: &Keys) -> RedisCommand {
-        let call = RedisCommand::script_call(&self.semaphores.hash);
-        keys.common(call.arg_fmt(KINDS.len()).args(&keys.all), "-")
+    fn without_sender(&self, keys: &Keys<'_>) -> RedisCommand {
+        let mut call = RedisCommand::script_call(&self.semaphores.hash).arg_fmt(KINDS.len());
+        keys.add_keys(&mut call);
+        keys.common(call, None)
     }
 }
 
@@ -220,71 +220,77 @@ pub(super) fn misplaced(
 }
 
 /// The keys of one name, and the arguments that every script gets.
-#[derive(Debug)]
-pub(super) struct Keys {
-    pub(super) all: [String; KINDS.len()],
-    /// The slot of all of them.
-    pub(super) slot: Slot,
-    /// The end of the names of wake-up channels.
-    channel_end: String,
-    namespace: String,
-    name: Name,
-    client: String,
+#[derive(Clone, Debug)]
+pub(super) struct Keys<'a> {
+    namespace: &'a str,
+    /// The name as it is written in a key.
+    written: Cow<'a, str>,
+    name: &'a str,
+    client: ClientId,
+    /// The slot of all keys. `None` outside of a cluster.
+    slot: Option<Slot>,
     confirm_within: Span,
     foreign_heartbeat: Span,
 }
 
-impl Keys {
+impl<'a> Keys<'a> {
     /// `written` is the name as it is written in a key.
     pub(super) fn new(
-        (namespace, written): (&str, &str),
-        name: &Name,
+        (namespace, written): (&'a str, Cow<'a, str>),
+        name: &'a str,
         client: ClientId,
         confirm_within: Span,
         foreign_heartbeat: Span,
     ) -> Self {
-        Self {
-            all: storage_keys(namespace, written),
-            slot: Slot::ONLY,
-            channel_end: String::new(),
-            namespace: namespace.to_owned(),
-            name: name.clone(),
-            client: client.to_string(),
-            confirm_within,
-            foreign_heartbeat,
-        }
+        Self { namespace, written, name, client, slot: None, confirm_within, foreign_heartbeat }
     }
 
     /// Returns the same keys for a cluster.
-    pub(super) fn in_cluster(self) -> Self {
-        let slot = slot_of(self.waiting());
-        Self { slot, channel_end: channel_end(slot), ..self }
+    pub(super) fn in_cluster(mut self) -> Self {
+        self.slot = Some(slot_of(&self.waiting()));
+        self
+    }
+
+    /// Returns the slot of all keys.
+    pub(super) fn slot(&self) -> Slot {
+        self.slot.unwrap_or(Slot::ONLY)
     }
 
     /// Returns the channel on which a waiting client is woken. `None` outside of a cluster.
     pub(super) fn channel(&self) -> Option<String> {
-        let Self { namespace, client, channel_end, .. } = self;
-        (!channel_end.is_empty()).then(|| format!("{namespace}:wake:{client}{channel_end}"))
+        let Self { namespace, client, .. } = self;
+        self.slot.map(|slot| format!("{namespace}:wake:{client}{}", channel_end(slot)))
     }
 
-    pub(super) fn waiting(&self) -> &str {
-        &self.all[3]
+    /// Returns the key of the queue.
+    pub(super) fn waiting(&self) -> String {
+        format!("{}:semaphore_waiting:{}", self.namespace, self.written)
+    }
+
+    /// Adds the keys, in the order of KEYS.
+    fn add_keys(&self, call: &mut RedisCommand) {
+        for (kind, _) in KINDS {
+            call.push_parts(&[self.namespace, ":semaphore_", kind, ":", &self.written]);
+        }
     }
 
     /// Adds the arguments that come once in a call, after the keys. `sender` is the client that sends it.
-    fn common(&self, call: RedisCommand, sender: &str) -> RedisCommand {
-        call.arg(&self.namespace)
-            .arg(sender)
-            .arg_fmt(self.confirm_within.micros())
-            .arg_fmt(self.foreign_heartbeat.micros())
-            .arg(&self.channel_end)
+    fn common(&self, call: RedisCommand, sender: Option<ClientId>) -> RedisCommand {
+        let call = call.arg(self.namespace);
+        match sender {
+            Some(client) => call.arg_fmt(client),
+            None => call.arg("-"),
+        }
+        .arg_fmt(self.confirm_within.micros())
+        .arg_fmt(self.foreign_heartbeat.micros())
+        .arg(self.slot.map(channel_end).unwrap_or_default())
     }
 
     /// Adds the part of a call that concerns this name.
     fn add(&self, call: &mut RedisCommand, declared: Declared, commands: &[Command]) {
         let groups = || commands.chunk_by(are_one_group);
         let counted = |group: &[Command]| 2 + count(group);
-        call.push(self.name.as_str());
+        call.push(self.name);
         call.push_fmt(declared.capacity);
         let is_new = u8::from(declared.is_new);
         match declared.rate {

@@ -11,6 +11,7 @@
 //!
 //! Two names never have the same keys: a name that consists of a tag only, such as `{api}`, is refused.
 
+use std::borrow::Cow;
 use std::sync::LazyLock;
 
 use crate::Error;
@@ -124,10 +125,10 @@ impl KeyTag {
     }
 
     /// Returns the name as it is written in a key.
-    pub(super) fn write(self, name: &str) -> String {
+    pub(super) fn write(self, name: &str) -> Cow<'_, str> {
         match self {
-            Self::Tagged if !name.contains(['{', '}']) => format!("{{{name}}}"),
-            _ => name.to_owned(),
+            Self::Tagged if !name.contains(['{', '}']) => format!("{{{name}}}").into(),
+            _ => name.into(),
         }
     }
 

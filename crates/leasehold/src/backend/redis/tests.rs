@@ -4,7 +4,6 @@
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
-use std::sync::Arc;
 use std::time::Duration;
 
 use proptest::collection::vec;
@@ -20,7 +19,6 @@ use crate::machine::{
     Circumstances, Command, Declared, Effects, Held, LimitChange, Machine, Outcome, Rate, Reach,
     ReleaseHint, Row, Share, Terms, TokenBucket,
 };
-use crate::name::Name;
 use crate::{AcquisitionId, ClientId};
 
 pub(super) mod by_crate;
@@ -180,7 +178,7 @@ fn made_plain(mut step: Step) -> Step {
 struct Both {
     machine: Machine,
     scripts: Scripts,
-    keys: Vec<Arc<Keys>>,
+    keys: Vec<Keys<'static>>,
     connection: Connection,
     /// One connection for each client, and whether it has subscribed to its channel.
     listeners: Vec<Connection>,
@@ -246,11 +244,11 @@ impl Both {
         for load in scripts.load() {
             query(&load, &mut connection).checked().unwrap();
         }
-        let name = Name::new("name", NAME).unwrap();
         let heartbeat = Span::from_millis(180_000);
         let keys = |number| {
-            let keys = Keys::new(("ns", NAME), &name, client(number), CONFIRM_WITHIN, heartbeat);
-            Arc::new(if place.is_cluster() { keys.in_cluster() } else { keys })
+            let written = ("ns", NAME.into());
+            let keys = Keys::new(written, NAME, client(number), CONFIRM_WITHIN, heartbeat);
+            if place.is_cluster() { keys.in_cluster() } else { keys }
         };
         Self {
             machine: Machine::new(0),

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use ::metrics::{Counter, Gauge, Histogram, Label};
 
-use super::{ACQUIRE_OUTCOMES, Kind, Measurement, RENEWAL_OUTCOMES};
+use super::{ACQUIRE_OUTCOMES, Measurement, Primitive, RENEWAL_OUTCOMES};
 use crate::LossReason;
 use crate::callbacks::guarded;
 use crate::clock::{Moment, Span};
@@ -96,7 +96,7 @@ impl ClientMeters {
     }
 
     /// Returns the meters of one name, or those that all objects of this kind share.
-    pub(crate) fn of(&self, kind: Kind, name: Option<&Name>) -> Meters {
+    pub(crate) fn of(&self, kind: Primitive, name: Option<&Name>) -> Meters {
         if self.store != "memory" {
             // Registered before anything is sent, on the thread that declares the object.
             self.traffic();
@@ -163,7 +163,7 @@ const LOSSES: [(LossReason, &str); 6] = [
 impl Meters {
     pub(crate) const ON: bool = true;
 
-    fn register(client: &ClientMeters, kind: Kind, name: Option<&str>) -> Self {
+    fn register(client: &ClientMeters, kind: Primitive, name: Option<&str>) -> Self {
         let mut labels = vec![Label::new("store", client.store), Label::new("kind", kind.as_str())];
         labels.extend(name.map(|name| Label::new("name", name.to_owned())));
         guarded(names::describe);
@@ -299,7 +299,7 @@ type Labels = (usize, &'static str, &'static str, Option<String>);
 static ALL_WAITERS: LazyLock<Mutex<HashMap<Labels, Weak<Waiters>>>> = LazyLock::new(Mutex::default);
 
 impl Waiters {
-    fn shared(store: &'static str, kind: Kind, name: Option<&str>) -> Arc<Self> {
+    fn shared(store: &'static str, kind: Primitive, name: Option<&str>) -> Arc<Self> {
         let recorder =
             ::metrics::with_recorder(|recorder| std::ptr::from_ref(recorder).cast::<()>().addr());
         let labels = (recorder, store, kind.as_str(), name.map(str::to_owned));

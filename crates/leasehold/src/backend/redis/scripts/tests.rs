@@ -118,9 +118,9 @@ fn expected(transition: &str, name: &str) -> Vec<String> {
 
 /// Returns KEYS and ARGV as they are sent.
 fn sent(transition: &str) -> (Vec<String>, Vec<String>) {
-    let name = Name::new("name", NAME).unwrap();
-    let keys = Keys::new((NAMESPACE, NAME), &name, client(), CONFIRM_WITHIN, FOREIGN_HEARTBEAT);
-    let call = Scripts::new().apply(&[(Arc::new(keys), DECLARED, &commands(transition))]);
+    let written = (NAMESPACE, NAME.into());
+    let keys = Keys::new(written, NAME, client(), CONFIRM_WITHIN, FOREIGN_HEARTBEAT);
+    let call = Scripts::new().apply(&[(keys, DECLARED, &commands(transition))]);
     let mut arguments = call.iter().map(|bytes| String::from_utf8(bytes.to_vec()).unwrap());
     assert_eq!(arguments.next().unwrap(), "EVALSHA");
     assert_eq!(arguments.next().unwrap(), Scripts::new().semaphores.hash);
