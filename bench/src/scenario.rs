@@ -70,7 +70,7 @@ pub(crate) static SCENARIOS: &[Scenario] = &[
     },
     Scenario {
         name: "pairs",
-        about: "semaphores on Redis: acquire and release, nobody has to wait unless line so",
+        about: "semaphores on Redis: acquire and release, nobody has to wait unless said so",
         expected: (14, 190),
         steps: 7,
         repeated: true,

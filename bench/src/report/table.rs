@@ -136,7 +136,7 @@ fn compare(ours: &Figure, theirs: &Figure) -> (String, String, String) {
     let reading = match (is_limit(&theirs.contender), ratios.0.len() > 1 && apart) {
         (true, _) => "of the limit",
         (false, false) if ratios.0.len() == 1 => "once: no spread",
-        (false, false) => "cannot be reported apart",
+        (false, false) => "cannot be told apart",
         (false, true) if ratios.median() > 1.0 => "better",
         (false, true) => "worse",
     };

@@ -123,9 +123,9 @@ fn a_semaphore_in_use() {
     let held = inspector.hold("deploy");
     let _waiting =
         Running::start(&server.url(), &["run", "--label", "a b", "deploy", "--", "true"]);
-    until(|| inspector.held_and_waiting("deploy") == (1, 1));
-    let query = inspector.client.stats().names(["deploy"]).waiters();
-    let stats = inspector.block_on(query.fetch()).unwrap().remove(0);
+    // A client writes its record, which has its host and process, beside its first requests.
+    until(|| inspector.described("deploy").is_some());
+    let stats = inspector.described("deploy").unwrap();
     let (holder, waiter) = (&stats.holders()[0], &stats.waiters()[0]);
     let pids = [holder, waiter].map(|member| member.pid().unwrap().to_string());
     let fence = held.fence().to_string();

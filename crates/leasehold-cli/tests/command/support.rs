@@ -258,6 +258,16 @@ impl Inspector {
         stats.first().map_or((0, 0), |one| (one.held(), one.waiting()))
     }
 
+    /// Returns the statistics of a name that one client holds and another one waits for, once both are described.
+    pub(crate) fn described(&self, name: &str) -> Option<leasehold::SemaphoreStats> {
+        let stats = self.client.stats().names([name]).waiters().fetch();
+        let stats = self.block_on(stats).unwrap().pop()?;
+        let members = [stats.holders(), stats.waiters()];
+        let described =
+            |members: &&[leasehold::Member]| members.iter().any(|one| one.pid().is_some());
+        members.iter().all(described).then_some(stats)
+    }
+
     pub(crate) fn holder(&self, name: &str) -> leasehold::Member {
         let stats = self.block_on(self.client.stats().names([name]).fetch()).unwrap();
         stats[0].holders()[0].clone()

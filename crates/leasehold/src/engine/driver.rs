@@ -76,6 +76,13 @@ impl<P: Protocol> DriverState<P> {
         self.core.end(id, was_seen, now)
     }
 
+    /// Returns when the timer has to fire. A timer that fires too early stays: to move it with every command costs more
+    /// than to let it fire once for nothing.
+    fn next_timer(&self) -> Option<Moment> {
+        let next = self.core.next_timeout()?;
+        Some(self.timer_at.map_or(next, |at| at.min(next)))
+    }
+
     /// Ends all acquisitions, because the client is being closed.
     fn close(&mut self, deferred: &mut Deferred, now: Moment) {
         self.closed = true;
@@ -224,7 +231,7 @@ impl<P: Protocol> Driver<P> {
                 self.notify(&mut state, self.core.now(), &mut deferred);
             }
         }
-        let changes_timer = state.core.next_timeout() != state.timer_at;
+        let changes_timer = state.next_timer() != state.timer_at;
         let (sends, renews) = (state.core.has_commands(), state.core.has_renewals());
         let joins = (sends && !state.is_queued.0, renews && !state.is_queued.1);
         state.is_queued.0 |= sends;
@@ -286,7 +293,7 @@ impl<P: Protocol> Driver<P> {
     /// Makes the engine fire the timer when the core is next due.
     fn set_timer(&self) -> Result<(), Error> {
         let mut state = self.state();
-        let next = state.core.next_timeout();
+        let next = state.next_timer();
         let before = std::mem::replace(&mut state.timer_at, next);
         if before != next {
             self.core.timers.set(self.this.clone(), before, next);

@@ -58,6 +58,7 @@ impl RedisCommand {
     pub(super) fn push_parts(&mut self, parts: &[impl AsRef<[u8]>]) {
         self.count += 1;
         let length = parts.iter().map(|part| part.as_ref().len()).sum();
+        self.packed.reserve(length + 24);
         add_header(&mut self.packed, b'$', length);
         parts.iter().for_each(|part| self.packed.extend_from_slice(part.as_ref()));
         self.packed.extend_from_slice(b"\r\n");

@@ -35,6 +35,9 @@ const HASH_BYTES: usize = 22;
 /// more than that is read.
 pub(super) const LONGEST_RECORD: usize = 16_384;
 
+/// The most keys of a command.
+const MOST_KEYS: usize = 5;
+
 /// Above this number, a fence counter is close to its maximum of 2^63.
 const FENCE_WARNING: u64 = 9_000_000_000_000_000_000;
 
@@ -79,7 +82,7 @@ impl Prefix {
     /// Returns the storage key in this layout. A key that would be too long is replaced by its hash.
     pub(super) fn storage_key(&self, layout: LockLayout, kind: &str, rest: &str) -> String {
         let Self(prefix) = self;
-        let whole = format!("{prefix}{kind}{rest}");
+        let whole = [prefix, kind, rest].concat();
         if whole.len() <= layout.longest_key() {
             return whole;
         }
@@ -313,82 +316,93 @@ impl LockScripts {
         slot: Slot,
         commands: &[&LockCommand],
     ) -> RedisCommand {
-        let parts: Vec<_> = commands.iter().map(|command| self.arguments(command)).collect();
+        let mut keys = Vec::with_capacity(MOST_KEYS * commands.len());
+        let words: Vec<_> = commands.iter().map(|one| self.add_keys(one, &mut keys)).collect();
         let mut call = RedisCommand::script_call(&scripts.locks.hash);
-        call.push_fmt(parts.iter().map(|(_, keys, _)| keys.len()).sum::<usize>());
-        for (_, keys, _) in &parts {
-            call = call.args(keys);
-        }
-        call = call.arg(&self.prefix.0).arg(&self.namespace);
+        call.push_fmt(keys.len());
+        call = call.args(&keys).arg(&self.prefix.0).arg(&self.namespace);
         call = call.arg_fmt(client).arg_fmt(self.layout);
         call.push(self.cluster.map(|_| channel_end(slot)).unwrap_or_default());
-        for (word, _, arguments) in &parts {
-            call = call.arg(word).args(arguments);
+        for (word, command) in words.into_iter().zip(commands) {
+            call.push(word);
+            self.add_arguments(command, &mut call);
         }
         call
     }
 
-    /// Returns a command's name in the script, its KEYS and its ARGV.
-    fn arguments(&self, command: &LockCommand) -> (&'static str, Vec<String>, Vec<String>) {
+    /// Adds the KEYS of a command, and returns its name in the script.
+    fn add_keys(&self, command: &LockCommand, keys: &mut Vec<String>) -> &'static str {
         let is_cluster = self.cluster.is_some();
         // In a cluster the index is left out, because it is in another slot.
         let index = |id: &LockId| (!is_cluster).then(|| self.index(id));
-        // The index, or in a cluster the lock.
-        let first = |id: &LockId, key: &Option<Name>| match key {
-            Some(key) if is_cluster => self.lock(key),
-            _ => self.index(id),
-        };
+        match command {
+            LockCommand::Acquire { key, id, .. } => {
+                let (lock, [fence, other]) = (self.lock(key), self.counters(key));
+                let waiting = self.waiting(&lock);
+                keys.extend(index(id).into_iter().chain([lock, fence, waiting, other]));
+                "acquire"
+            }
+            LockCommand::Release { id, key: Some(key), held } if *held || is_cluster => {
+                let lock = self.lock(key);
+                let waiting = self.waiting(&lock);
+                keys.extend(index(id).into_iter().chain([lock, waiting]));
+                if *held { "release_held" } else { "release" }
+            }
+            LockCommand::Release { id, key, .. } | LockCommand::Extend { id, key, .. } => {
+                // The index, or in a cluster the lock.
+                let key = key.as_ref().filter(|_| is_cluster);
+                keys.push(key.map_or_else(|| self.index(id), |key| self.lock(key)));
+                if matches!(command, LockCommand::Extend { .. }) { "extend" } else { "release" }
+            }
+            LockCommand::IsLocked { key, .. } => {
+                keys.push(self.lock(key));
+                "is_locked"
+            }
+            LockCommand::Lookup(by) => {
+                keys.push(match by {
+                    LockRef::Key(key) => self.lock(key),
+                    LockRef::Id(id) => self.index(id),
+                });
+                "lookup"
+            }
+        }
+    }
+
+    /// Adds the ARGV of a command.
+    fn add_arguments(&self, command: &LockCommand, call: &mut RedisCommand) {
         match command {
             LockCommand::Acquire { key, id, ttl, notify, holder, expected } => {
-                let lock = self.lock(key);
-                let [fence, other] = self.counters(key);
-                let (index, waiting) = (index(id), self.waiting(&lock));
-                let json = json(key.as_str());
-                let notify = match notify {
+                call.push(id.as_str());
+                call.push_fmt(ttl);
+                call.push(json(key.as_str()));
+                call.push(match notify {
                     NotifyWhen::Never => "never",
                     NotifyWhen::IfLocked => "if_locked",
                     NotifyWhen::Always => "always",
-                };
-                let (id, ttl, notify) = (id.as_str(), ttl.to_string(), notify.to_owned());
+                });
+                call.push(members(holder));
                 let digits = self.layout.digits();
-                let expected = match expected {
-                    Some(fence) => format!("{:0digits$}", fence.get()),
-                    None => "-".to_owned(),
-                };
-                let arguments = vec![id.to_owned(), ttl, json, notify, members(holder), expected];
-                let keys = index.into_iter().chain([lock, fence, waiting, other]);
-                ("acquire", keys.collect(), arguments)
+                match expected {
+                    Some(fence) => call.push_fmt(format_args!("{:0digits$}", fence.get())),
+                    None => call.push("-"),
+                }
             }
-            LockCommand::Release { id, key: Some(key), held } if *held || is_cluster => {
-                let (word, lock) = (if *held { "release_held" } else { "release" }, self.lock(key));
-                let waiting = self.waiting(&lock);
-                let keys = index(id).into_iter().chain([lock, waiting]);
-                (word, keys.collect(), vec![id.as_str().to_owned()])
+            LockCommand::Release { id, .. } | LockCommand::Lookup(LockRef::Id(id)) => {
+                call.push(id.as_str());
             }
-            LockCommand::Release { id, key, .. } => {
-                ("release", vec![first(id, key)], vec![id.as_str().to_owned()])
+            LockCommand::Extend { id, ttl, only_longer, .. } => {
+                call.push(id.as_str());
+                call.push_fmt(ttl);
+                call.push_fmt(u8::from(*only_longer));
             }
-            LockCommand::Extend { id, key, ttl, only_longer } => {
-                let only_longer = u8::from(*only_longer).to_string();
-                let arguments = vec![id.as_str().to_owned(), ttl.to_string(), only_longer];
-                ("extend", vec![first(id, key)], arguments)
-            }
-            LockCommand::IsLocked { key, clean_up } => {
-                let after = if *clean_up { CLEAN_UP_AFTER_MS.to_string() } else { "-".to_owned() };
-                ("is_locked", vec![self.lock(key)], vec![after])
-            }
-            LockCommand::Lookup(LockRef::Key(key)) => {
-                ("lookup", vec![self.lock(key)], vec!["-".to_owned()])
-            }
-            LockCommand::Lookup(LockRef::Id(id)) => {
-                ("lookup", vec![self.index(id)], vec![id.as_str().to_owned()])
-            }
+            LockCommand::IsLocked { clean_up: true, .. } => call.push_fmt(CLEAN_UP_AFTER_MS),
+            LockCommand::IsLocked { .. } | LockCommand::Lookup(LockRef::Key(_)) => call.push("-"),
         }
     }
 
     /// Returns the key of the set of clients that wait for a lock.
     fn waiting(&self, lock: &str) -> String {
-        format!("{}:lock_waiting:{lock}", self.namespace)
+        [&self.namespace, ":lock_waiting:", lock].concat()
     }
 
     /// Reads the answer to one command.
@@ -524,16 +538,16 @@ struct Stored {
 }
 
 fn json(text: &str) -> String {
-    serde_json::Value::from(text).to_string()
+    serde_json::to_string(text).unwrap_or_default()
 }
 
 /// Returns the known fields of the holder as further members of the record's JSON, each after a comma.
 fn members(holder: &Holder) -> String {
     let Holder { host, pid, label } = holder;
-    let host = host.as_ref().map(|host| format!(",\"host\":{}", json(host)));
-    let pid = pid.map(|pid| format!(",\"pid\":{pid}"));
-    let label = label.as_ref().map(|label| format!(",\"label\":{}", json(label)));
-    [host, pid, label].into_iter().flatten().collect()
+    let pid = pid.map(|pid| pid.to_string());
+    let text = |text: &Option<Arc<str>>| text.as_deref().map(json);
+    let fields = [(",\"host\":", text(host)), (",\"pid\":", pid), (",\"label\":", text(label))];
+    fields.iter().filter_map(|(name, value)| Some([name, value.as_deref()?].concat())).collect()
 }
 
 /// Reads the holder from the JSON of a record. The layout does not define these fields, so another program may have

@@ -183,23 +183,23 @@ pub(super) fn with_branches(
     script.replace(place, &(branches.join("\nelse") + "\nend\n"))
 }
 
-/// The kinds of keys of one name and their types, in the order of KEYS.
+/// What the keys of one name have between the namespace and the name, and their types, in the order of KEYS.
 pub(super) const KINDS: [(&str, &str); 10] = [
-    ("main", "zset"),
-    ("ttl", "zset"),
-    ("max", "string"),
-    ("waiting", "zset"),
-    ("waiting_heartbeat", "zset"),
-    ("fence", "string"),
-    ("info", "hash"),
-    ("limits", "string"),
-    ("slots", "string"),
-    ("foreign", "string"),
+    (":semaphore_main:", "zset"),
+    (":semaphore_ttl:", "zset"),
+    (":semaphore_max:", "string"),
+    (":semaphore_waiting:", "zset"),
+    (":semaphore_waiting_heartbeat:", "zset"),
+    (":semaphore_fence:", "string"),
+    (":semaphore_info:", "hash"),
+    (":semaphore_limits:", "string"),
+    (":semaphore_slots:", "string"),
+    (":semaphore_foreign:", "string"),
 ];
 
 /// Returns the keys of a name, in the order of KEYS. `written` is the name as it is written in a key.
 pub(super) fn storage_keys(namespace: &str, written: &str) -> [String; KINDS.len()] {
-    KINDS.map(|(kind, _)| format!("{namespace}:semaphore_{kind}:{written}"))
+    KINDS.map(|(kind, _)| [namespace, kind, written].concat())
 }
 
 /// Returns the commands that read the types of the keys of a name, to find the one that is not ours.
@@ -270,7 +270,7 @@ impl<'a> Keys<'a> {
     /// Adds the keys, in the order of KEYS.
     fn add_keys(&self, call: &mut RedisCommand) {
         for (kind, _) in KINDS {
-            call.push_parts(&[self.namespace, ":semaphore_", kind, ":", &self.written]);
+            call.push_parts(&[self.namespace, kind, &self.written]);
         }
     }
 
