@@ -100,7 +100,7 @@ def test_a_client_that_only_reads_a_file(tmp_path: pathlib.Path) -> None:
     writer, reader = leasehold.Client(url), leasehold.Client(url, read_only=True)
     with writer, writer.semaphore("api", 1).permit():
         assert reader.stats().wait()[0].held == 1
-        with pytest.raises(leasehold.Refused):
+        with pytest.raises(leasehold.Denied):
             reader.semaphore("api", 1).try_acquire().wait()
 
 
@@ -146,7 +146,7 @@ def test_settings(redis_server: RedisServer, tmp_path: pathlib.Path) -> None:
     assert "locks:" in keys
     reader = leasehold.Client(redis_server.url, namespace="billing", read_only=True)
     assert reader.stats().wait()[0].held == 1
-    with pytest.raises(leasehold.Refused) as refused:
+    with pytest.raises(leasehold.Denied) as refused:
         reader.semaphore("api", 1).acquire().wait()
     assert isinstance(refused.value, PermissionError)
     held.release().wait()
@@ -221,11 +221,20 @@ def test_a_capacity_that_others_have_declared(client: leasehold.Client) -> None:
 def test_the_tree_of_exceptions() -> None:
     expected = {
         leasehold.InvalidArgument: ValueError,
+        leasehold.ForeignData: ValueError,
+        leasehold.Pinned: ValueError,
+        leasehold.InUse: ValueError,
+        leasehold.TooHeavy: ValueError,
+        leasehold.WrongThread: RuntimeError,
         leasehold.TimedOut: TimeoutError,
+        leasehold.NotDrained: TimeoutError,
+        leasehold.Cancelled: Exception,
         leasehold.Lost: Exception,
         leasehold.Closed: Exception,
         leasehold.Unavailable: ConnectionError,
-        leasehold.Refused: PermissionError,
+        leasehold.Denied: PermissionError,
+        leasehold.NoRoom: OSError,
+        leasehold.Unusable: OSError,
         leasehold.Stopped: RuntimeError,
         leasehold.Forked: RuntimeError,
         leasehold.Internal: Exception,

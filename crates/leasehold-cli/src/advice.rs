@@ -1,4 +1,4 @@
-//! What to do about a store that cannot be reached or denies access. The cause decides: a server that is loading its
+//! What to do about a store that cannot be reached or used. The cause decides: a server that is loading its
 //! data does not have to be started. And what to do if this process can open no more files, or start no more processes.
 
 use std::borrow::Cow;
@@ -17,7 +17,9 @@ pub(crate) fn advice(error: &Error) -> Option<Cow<'static, str>> {
     }
     match error {
         Error::Unavailable { timed_out, .. } => Some(unavailable(&says, *timed_out).into()),
-        Error::Refused { what, .. } => refused(what).map(Cow::Borrowed),
+        Error::Denied { what, .. } => denied(what).map(Cow::Borrowed),
+        Error::NoRoom { .. } => Some(Cow::Borrowed(NO_ROOM)),
+        Error::Unusable { what, .. } => unusable(what).map(Cow::Borrowed),
         _ => None,
     }
 }
@@ -99,28 +101,27 @@ fn unavailable(says: &str, timed_out: bool) -> &'static str {
     }
 }
 
-fn refused(says: &str) -> Option<&'static str> {
+const NO_ROOM: &str = "free space on its disk, or raise its maxmemory or remove keys";
+
+fn denied(says: &str) -> Option<&'static str> {
+    let is_login = ["a password is required", "wrong user or password"];
+    is_login.iter().any(|words| says.contains(words)).then_some(
+        "correct --store: redis://user:password@host, or redis://:password@host without a user",
+    )
+}
+
+fn unusable(says: &str) -> Option<&'static str> {
     let has = |word: &str| says.contains(word);
-    if has("protected mode") {
-        Some(
-            "connect from its own host, or give it a password (requirepass) and put that into the URL",
-        )
-    } else if has(": use redis") {
+    if has(": use redis") {
         Some("give that URL as --store")
     } else if has("authority") {
         Some("give its certificate as --ca-certificate")
     } else if has("DB index is out of range") {
         Some("correct the number of the database in --store: that is what follows the last /")
-    } else if has("out of memory") {
-        Some("raise its maxmemory, or remove keys")
     } else if has("replica") {
         Some("give the primary as --store")
     } else if has("does not answer as Redis") {
         Some("correct the port in --store")
-    } else if has("password") {
-        Some(
-            "correct --store: redis://user:password@host, or redis://:password@host without a user",
-        )
     } else {
         None
     }
@@ -144,8 +145,6 @@ mod tests {
             let says = unavailable(&format!("{at} ({cause})"), false);
             assert!(says.contains(advised), "{cause}: {says}");
         }
-        let denied = "DENIED Redis is running in protected mode because no password is set";
-        assert!(refused(denied).unwrap().contains("from its own host"));
     }
 
     #[test]
