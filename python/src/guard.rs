@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::{
     LockGuard as EngineGuard, LossReason, Lost, Permit as EnginePermit, PoolLease as EngineLease,
+    Primitive,
 };
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;

@@ -218,14 +218,20 @@ pub async fn an_observer_receives_every_operation(store: &impl Store) {
     deadline(guard.extend(SHORT)).await.unwrap();
     let extensions = || {
         let events = events.lock().unwrap();
-        events.iter().filter(|event| (event.operation, event.result.clone()) == (Extend, Ok)).count()
+        events
+            .iter()
+            .filter(|event| (event.operation, event.result.clone()) == (Extend, Ok))
+            .count()
     };
     eventually(async || extensions() >= 3).await;
     assert!(release(guard).await);
     drop(acquire(&lock).await);
     let releases = || {
         let events = events.lock().unwrap();
-        events.iter().filter(|event| (event.operation, event.result.clone()) == (Release, Ok)).count()
+        events
+            .iter()
+            .filter(|event| (event.operation, event.result.clone()) == (Release, Ok))
+            .count()
     };
     eventually(async || releases() == 2).await;
     let reported = events.lock().unwrap();
