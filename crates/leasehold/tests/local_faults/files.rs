@@ -441,7 +441,7 @@ async fn a_store_without_write_permission_is_refused() {
         return eprintln!("skipped: no other user may run this test");
     };
     assert!(
-        message.starts_with("AuthFailed: ") && message.contains("that you can write to"),
+        message.starts_with("Denied: ") && message.contains("that you can write to"),
         "{message}"
     );
     assert!(message.contains(its_directory.to_str().unwrap()), "{message}");
@@ -450,7 +450,7 @@ async fn a_store_without_write_permission_is_refused() {
     fs::create_dir(&closed).unwrap();
     fs::set_permissions(&closed, Permissions::from_mode(0o000)).unwrap();
     let message = as_nobody(&closed.join("store")).await.unwrap();
-    assert!(message.starts_with("AuthFailed: "), "{message}");
+    assert!(message.starts_with("Denied: "), "{message}");
 
     give(&its_directory, 0o700);
     assert_eq!(as_nobody(&its_directory.join("store")).await.unwrap(), "opened");

@@ -91,7 +91,7 @@ pub async fn a_weight_above_the_capacity_is_refused_at_once(store: &impl Store) 
     // A refused acquire declares nothing.
     let narrow = declare(&store.client().await, semaphore.name(), 1);
     let error = deadline(narrow.acquire().weight(2)).await.unwrap_err();
-    assert!(error.to_string().contains("weight: it is 2"), "{error}");
+    assert!(error.to_string().contains("the weight is 2"), "{error}");
     assert_eq!(deadline(semaphore.stats()).await.unwrap().capacity(), 2);
     let error = deadline(semaphore.acquire().weight(0)).await.unwrap_err();
     assert!(error.to_string().contains("weight: it is 0"), "{error}");
