@@ -94,7 +94,7 @@ pub(crate) fn text(error: &Error) -> String {
 }
 
 /// The exit code of each error. `help` and the README list them.
-fn code(error: &Error) -> u8 {
+pub(crate) fn code(error: &Error) -> u8 {
     match error {
         Error::InvalidArgument { .. }
         | Error::ForeignData { .. }

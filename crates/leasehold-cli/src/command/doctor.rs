@@ -239,7 +239,7 @@ impl Report {
     }
 
     fn failed(&mut self, check: &'static str, error: &Error) {
-        let (says, code) = (failure::text(error), Failure::from(error.clone()).code);
+        let (says, code) = (failure::text(error), failure::code(error));
         self.is_unreachable |= matches!(error, Error::Unavailable { .. } | Error::Stopped { .. });
         let allow = format!("let the server's ACL allow it, for {}", self.keys_and_channels);
         let advice = advice(error);

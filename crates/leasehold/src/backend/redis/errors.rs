@@ -241,6 +241,35 @@ mod tests {
         assert!(translate_server("request", &error(wrapped)).is_transient());
     }
 
+    #[test]
+    fn the_code_decides_what_the_caller_can_do() {
+        type Is = fn(&Error) -> bool;
+        let denied: Is = |error| matches!(error, Error::Denied { .. });
+        let no_room: Is = |error| matches!(error, Error::NoRoom { .. });
+        let unusable: Is = |error| matches!(error, Error::Unusable { .. });
+        let foreign: Is = |error| matches!(error, Error::ForeignData { .. });
+        let invalid: Is = |error| matches!(error, Error::InvalidArgument { .. });
+        for (line, is_expected) in [
+            ("NOAUTH Authentication required.", denied),
+            ("WRONGPASS invalid username-password pair or user is disabled.", denied),
+            ("NOPERM this user has no permissions to run the 'evalsha' command", denied),
+            ("DENIED Redis is running in protected mode because no password is set. In", denied),
+            ("OOM command not allowed when used memory > 'maxmemory'.", no_room),
+            ("MISCONF Errors writing to the AOF file: No space left on device", no_room),
+            ("NOPROTO unsupported protocol version", unusable),
+            ("ERR DB index is out of range", unusable),
+            ("WRONGTYPE Operation against a key holding the wrong kind of value", foreign),
+            ("NOTOURS syncguard:key", foreign),
+            ("BADFENCE adv-sem:semaphore_fence:api", foreign),
+            ("OTHERLAYOUT syncguard:key", invalid),
+            ("LOADING Redis is loading the dataset in memory", Error::is_transient),
+            ("READONLY You can't write against a read only replica.", Error::is_transient),
+        ] {
+            let error = translate_server("request", &ServerError::new(line.as_bytes()));
+            assert!(is_expected(&error), "{line}: {error:?}");
+        }
+    }
+
     /// Redis repeats the first arguments of a command that it does not know.
     #[test]
     fn a_password_in_the_text_of_an_error_is_not_repeated() {
