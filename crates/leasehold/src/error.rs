@@ -152,7 +152,7 @@ pub enum Error {
         timed_out: bool,
         /// How long the store has not answered, if that is known.
         silent_for: Option<Duration>,
-        /// The underlying error, if there is one.
+        /// The underlying error, if there is one: an [`io::Error`](std::io::Error) if a connection failed.
         source: Option<Arc<dyn std::error::Error + Send + Sync>>,
     },
     /// The store denied access, or the client is read-only.

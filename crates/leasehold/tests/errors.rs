@@ -18,7 +18,7 @@ use testkit::wait::{deadline, eventually};
 const SHORT: Duration = Duration::from_millis(20);
 
 /// Returns the error of an operation that must fail.
-async fn error<T: Debug, F: IntoFuture<Output = Result<T, Error>>>(operation: F) -> Error {
+async fn failure<T: Debug, F: IntoFuture<Output = Result<T, Error>>>(operation: F) -> Error {
     deadline(operation.into_future()).await.expect_err("it fails")
 }
 
@@ -40,12 +40,12 @@ async fn an_argument_is_wrong() {
         Error::InvalidArgument { what: "capacity", .. }
     );
     expect!(client.lock("").build().unwrap_err(), Error::InvalidArgument { what: "key", .. });
-    expect!(error(pool.lease("")).await, Error::InvalidArgument { what: "instance id", .. });
+    expect!(failure(pool.lease("")).await, Error::InvalidArgument { what: "instance id", .. });
     expect!(
-        error(Client::open("mysql://host")).await,
+        failure(Client::open("mysql://host")).await,
         Error::InvalidArgument { what: "store", .. }
     );
-    let nowhere = error(Client::local("/nowhere/store")).await;
+    let nowhere = failure(Client::local("/nowhere/store")).await;
     expect!(nowhere, Error::InvalidArgument { what: "store", .. });
 }
 
@@ -62,13 +62,13 @@ async fn another_program_uses_the_name() {
     let lock = client.lock("api").build().unwrap();
     let pool = client.pool("api", 1).build().unwrap();
     for (error, key) in [
-        (error(semaphore.acquire()).await, "adv-sem:semaphore_main:api"),
-        (error(semaphore.pin(2)).await, ""),
-        (error(semaphore.stats()).await, "adv-sem:semaphore_main:api"),
-        (error(client.stats().names(["api"]).fetch()).await, "adv-sem:semaphore_main:api"),
-        (error(lock.acquire()).await, "syncguard:api"),
-        (error(client.locks().lookup("api")).await, "syncguard:api"),
-        (error(pool.acquire("a")).await, "semaphores:api"),
+        (failure(semaphore.acquire()).await, "adv-sem:semaphore_main:api"),
+        (failure(semaphore.pin(2)).await, ""),
+        (failure(semaphore.stats()).await, "adv-sem:semaphore_main:api"),
+        (failure(client.stats().names(["api"]).fetch()).await, "adv-sem:semaphore_main:api"),
+        (failure(lock.acquire()).await, "syncguard:api"),
+        (failure(client.locks().lookup("api")).await, "syncguard:api"),
+        (failure(pool.acquire("a")).await, "semaphores:api"),
     ] {
         let text = expect!(error, Error::ForeignData { name, .. } if name == "api");
         assert!(text.starts_with("\"api\": ") && text.contains(key), "{text}");
@@ -82,7 +82,7 @@ async fn a_value_cannot_be_read() {
     let _guard = deadline(client.lock("invoice").build().unwrap().acquire()).await.unwrap();
     let file = rusqlite::Connection::open(store.path()).unwrap();
     file.execute("UPDATE locks SET id = 'no lock id'", []).unwrap();
-    let error = error(client.locks().lookup("invoice")).await;
+    let error = failure(client.locks().lookup("invoice")).await;
     expect!(error, Error::ForeignData { name, .. } if name == "invoice");
 }
 
@@ -91,18 +91,18 @@ async fn a_semaphore_is_pinned_or_in_use_or_too_small() {
     let semaphore = Client::memory().semaphore("api", 2).build().unwrap();
     let held = deadline(semaphore.acquire()).await.unwrap();
     deadline(semaphore.pin(3)).await.unwrap();
-    let text = expect!(error(semaphore.set_capacity(1)).await, Error::Pinned { capacity: 3, .. });
+    let text = expect!(failure(semaphore.set_capacity(1)).await, Error::Pinned { capacity: 3, .. });
     assert_eq!(text, "\"api\" is pinned to 3: unpin it, or pin another capacity");
-    let in_use = error(semaphore.forget()).await;
+    let in_use = failure(semaphore.forget()).await;
     let text = expect!(in_use, Error::InUse { holding: 1, waiting: 0, .. });
     let expected = "\"api\" is in use: 1 held, 0 waiting: drain it first, and cancel the waiters";
     assert_eq!(text, expected);
-    let heavy = error(semaphore.acquire().weight(4)).await;
+    let heavy = failure(semaphore.acquire().weight(4)).await;
     let text = expect!(heavy, Error::TooHeavy { weight: 4, capacity: 3, .. });
     let expected =
         "the weight is 4; the capacity of \"api\" is 3: ask for less, or raise the capacity";
     assert_eq!(text, expected);
-    let late = error(semaphore.drain().within(SHORT)).await;
+    let late = failure(semaphore.drain().within(SHORT)).await;
     let text = expect!(late, Error::NotDrained { limit: SHORT, .. });
     assert_eq!(text, "\"api\" was not drained within 20ms: permits are still held");
     drop(held);
@@ -126,9 +126,9 @@ async fn a_wait_ends() {
     let guard = deadline(lock.acquire()).await.unwrap();
     let lease = deadline(pool.lease("a")).await.unwrap();
     for (error, acquired) in [
-        (error(semaphore.acquire().within(SHORT)).await, Primitive::Semaphore),
-        (error(lock.acquire()).await, Primitive::Lock),
-        (error(pool.lease("b")).await, Primitive::Pool),
+        (failure(semaphore.acquire().within(SHORT)).await, Primitive::Semaphore),
+        (failure(lock.acquire()).await, Primitive::Lock),
+        (failure(pool.lease("b")).await, Primitive::Pool),
     ] {
         expect!(error, Error::TimedOut { primitive, .. } if *primitive == acquired);
     }
@@ -149,17 +149,17 @@ async fn a_wait_ends() {
         let closed = LossReason::Closed;
         expect!(error, Error::Lost { primitive, reason, .. } if (*primitive, *reason) == (held, closed));
     }
-    expect!(error(semaphore.acquire()).await, Error::Closed);
+    expect!(failure(semaphore.acquire()).await, Error::Closed);
 }
 
 #[tokio::test]
 async fn a_store_cannot_be_reached() {
-    let refused = error(Client::redis("redis://127.0.0.1:1")).await;
+    let refused = failure(Client::redis("redis://127.0.0.1:1")).await;
     expect!(refused, Error::Unavailable { timed_out: false, .. });
     let server = RedisServer::start();
     let client = deadline(Client::redis(&server.url())).await.unwrap();
     server.pause();
-    let silent = error(client.semaphore("api", 1).build().unwrap().acquire().within(SHORT)).await;
+    let silent = failure(client.semaphore("api", 1).build().unwrap().acquire().within(SHORT)).await;
     expect!(silent, Error::Unavailable { timed_out: true, .. });
 }
 
@@ -167,19 +167,19 @@ async fn a_store_cannot_be_reached() {
 async fn a_store_denies_access() {
     let users = ["--requirepass secret", "--user reader on >pw ~* +@read +@connection +info"];
     let server = RedisServer::start_with(&users);
-    expect!(error(Client::redis(&server.url())).await, Error::Denied { .. });
-    expect!(error(Client::redis(&server.url_with("", "wrong"))).await, Error::Denied { .. });
-    expect!(error(Client::redis(&server.url_with("reader", "pw"))).await, Error::Denied { .. });
+    expect!(failure(Client::redis(&server.url())).await, Error::Denied { .. });
+    expect!(failure(Client::redis(&server.url_with("", "wrong"))).await, Error::Denied { .. });
+    expect!(failure(Client::redis(&server.url_with("reader", "pw"))).await, Error::Denied { .. });
     let reader = Client::redis_builder(&server.url_with("reader", "pw")).read_only().open();
     let reader = deadline(reader).await.unwrap();
     let semaphore = reader.semaphore("api", 1).build().unwrap();
-    expect!(error(semaphore.acquire()).await, Error::Denied { .. });
+    expect!(failure(semaphore.acquire()).await, Error::Denied { .. });
 
     let store = LocalStore::new();
     let _writer = deadline(Client::local(store.path())).await.unwrap();
     let reader = deadline(Client::local_builder(store.path()).read_only().open()).await.unwrap();
     let semaphore = reader.semaphore("api", 1).build().unwrap();
-    expect!(error(semaphore.acquire()).await, Error::Denied { .. });
+    expect!(failure(semaphore.acquire()).await, Error::Denied { .. });
 }
 
 #[tokio::test]
@@ -190,7 +190,7 @@ async fn a_store_has_no_room() {
     for (setting, value) in [("maxmemory-policy", "noeviction"), ("maxmemory", "1")] {
         redis::cmd("CONFIG").arg("SET").arg(setting).arg(value).exec(&mut redis).unwrap();
     }
-    let full = error(client.lock("key").build().unwrap().acquire()).await;
+    let full = failure(client.lock("key").build().unwrap().acquire()).await;
     let text = expect!(full, Error::NoRoom { .. });
     assert!(text.ends_with("out of memory: raise maxmemory, or free memory"), "{text}");
 }
@@ -199,13 +199,13 @@ async fn a_store_has_no_room() {
 async fn a_store_cannot_be_used() {
     let server = RedisServer::start();
     let cluster = server.url().replace("redis://", "redis-cluster://");
-    let text = expect!(error(Client::redis(&cluster)).await, Error::Unusable { .. });
+    let text = expect!(failure(Client::redis(&cluster)).await, Error::Unusable { .. });
     assert!(text.contains("is not a cluster node: use redis://"), "{text}");
     let replica = RedisServer::start_with(&["--replicaof 127.0.0.1 1"]);
-    let text = expect!(error(Client::redis(&replica.url())).await, Error::Unusable { .. });
+    let text = expect!(failure(Client::redis(&replica.url())).await, Error::Unusable { .. });
     assert!(text.ends_with("a read-only replica: connect to the primary"), "{text}");
     let store = LocalStore::new();
     std::fs::write(store.path(), "not a database").unwrap();
-    let text = expect!(error(Client::local(store.path())).await, Error::Unusable { .. });
+    let text = expect!(failure(Client::local(store.path())).await, Error::Unusable { .. });
     assert!(text.ends_with("is not a leasehold store: choose another path"), "{text}");
 }

@@ -131,7 +131,7 @@ pub(super) fn translate(what: &str, error: &RedisError) -> Error {
     match error {
         RedisError::Server(error) => translate_server(what, error),
         RedisError::Io(cause) => distrust(cause).map_or_else(
-            || Error::unavailable(what, error.is_timeout(), Some(Arc::new(error.clone()))),
+            || Error::unavailable(what, error.is_timeout(), Some(cause.clone())),
             |why| unusable(&why),
         ),
         RedisError::Violation(why) => Error::unavailable(format!("{what}: {why}"), false, None),
