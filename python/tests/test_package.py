@@ -244,6 +244,44 @@ def test_the_tree_of_exceptions() -> None:
         assert issubclass(exception, builtin)
 
 
+def test_the_store_decides_which_exception_it_is(redis_server: RedisServer, tmp_path: pathlib.Path) -> None:
+    redis_server.command("FLUSHALL")
+    redis_server.command("RPUSH", "adv-sem:semaphore_main:api", "theirs")
+    client = leasehold.Client(redis_server.url)
+    with pytest.raises(leasehold.ForeignData, match="semaphore_main:api") as foreign:
+        client.semaphore("api", 1).acquire().wait()
+    assert foreign.value.name == "api"
+    redis_server.command("CONFIG", "SET", "maxmemory", "1")
+    try:
+        with pytest.raises(leasehold.NoRoom, match="out of memory"):
+            client.lock("key").acquire().wait()
+    finally:
+        redis_server.command("CONFIG", "SET", "maxmemory", "0")
+    with pytest.raises(leasehold.Unusable, match="not a cluster node"):
+        leasehold.Client(redis_server.url.replace("redis://", "redis-cluster://")).stats().wait()
+    letter = tmp_path / "letter"
+    letter.write_text("not a database")
+    with pytest.raises(leasehold.Unusable, match="is not a leasehold store") as unusable:
+        leasehold.Client(f"sqlite:{letter}").stats().wait()
+    error = pickle.loads(pickle.dumps(unusable.value))
+    assert (type(error), str(error)) == (leasehold.Unusable, str(unusable.value))
+
+
+def test_a_wait_that_is_cancelled_by_its_id() -> None:
+    client = leasehold.Client.memory()
+    api = client.semaphore("api", 1)
+    held = api.acquire().wait()
+    waiting = Threads().start(api.acquire())
+    while not api.stats().wait().waiting:
+        time.sleep(0.01)
+    (waiter,) = client.stats(["api"], waiters=1).wait()[0].waiters
+    assert api.release(waiter.id).wait()
+    with pytest.raises(leasehold.Cancelled, match="was cancelled") as cancelled:
+        waiting.result(TIME_LIMIT)
+    assert (cancelled.value.name, cancelled.value.id) == ("api", waiter.id)
+    held.release().wait()
+
+
 def test_exceptions_can_be_sent_to_other_processes() -> None:
     api = leasehold.Client.memory().semaphore("api", 1)
     held = api.acquire().wait()
