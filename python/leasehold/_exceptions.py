@@ -24,22 +24,82 @@ class InvalidArgument(Error, ValueError):
     what: str | None = None
 
 
+class ForeignData(Error, ValueError):
+    """What the store contains under this name belongs to another program, or cannot be read. Choose another name or namespace."""
+
+    #: The name of the semaphore or pool, or the key of the lock. Empty if it is not known.
+    name: str = ""
+
+
+class Pinned(Error, ValueError):
+    """An operator has pinned the capacity of the semaphore, so it was not set. Unpin it, or pin another capacity."""
+
+    #: The name of the semaphore.
+    name: str = ""
+    #: The capacity to which it is pinned.
+    capacity: int = 0
+
+
+class InUse(Error, ValueError):
+    """The semaphore is held or waited for, so it was not forgotten. Drain it first, and cancel the waiters."""
+
+    #: The name of the semaphore.
+    name: str = ""
+    #: The number of permits that are held.
+    holding: int = 0
+    #: The number of waiters.
+    waiting: int = 0
+
+
+class TooHeavy(Error, ValueError):
+    """The permit weighs more than the capacity, so it cannot be granted. Ask for less, or raise the capacity."""
+
+    #: The name of the semaphore.
+    name: str = ""
+    #: The weight of the permit.
+    weight: int = 0
+    #: The capacity of the semaphore.
+    capacity: int = 0
+
+
+class WrongThread(Error, RuntimeError):
+    """A call that blocks its thread was made on the thread of an event loop. Nothing was changed. Await it instead."""
+
+
 class TimedOut(Error, _TimeoutError):
     """Nothing became free within the time limit, or before the retries were used up."""
 
-    #: What the call waited for: ``"permit"``, ``"lock"``, ``"lease"`` or ``"drain"``.
-    what: str = ""
+    #: What the call tried to acquire: ``"semaphore"``, ``"lock"`` or ``"pool"``.
+    primitive: str = ""
     #: The name of the semaphore or pool, or the key of the lock.
     name: str = ""
     #: The time limit in seconds, or how long the call waited if its retries were used up before.
     limit: float = 0.0
 
 
+class NotDrained(Error, _TimeoutError):
+    """Permits were still held when the time limit of a drain passed. The semaphore stays paused."""
+
+    #: The name of the semaphore.
+    name: str = ""
+    #: The time limit in seconds.
+    limit: float = 0.0
+
+
+class Cancelled(Error):
+    """The wait was cancelled: a client released its id."""
+
+    #: The name of the semaphore.
+    name: str = ""
+    #: The id of the acquire that waited.
+    id: str = ""
+
+
 class Lost(Error):
     """The permit, lock or lease is no longer held. Stop the work that depends on it."""
 
-    #: What was lost: ``"permit"``, ``"lock"`` or ``"lease"``.
-    what: str = ""
+    #: What was held: ``"semaphore"`` for a permit, ``"lock"``, or ``"pool"`` for a lease.
+    primitive: str = ""
     #: The name of the semaphore or pool, or the key of the lock.
     name: str = ""
     #: The id of the permit or lease in the store; for a lock, a hash of its id. Empty if it is not known.
@@ -65,8 +125,16 @@ class Unavailable(Error, ConnectionError):
     detail: str | None = None
 
 
-class Refused(Error, PermissionError):
-    """The store denied access, or the request was refused. The message says what would allow it."""
+class Denied(Error, PermissionError):
+    """The store denied access, or the client is read-only. The message says what would allow it."""
+
+
+class NoRoom(Error, OSError):
+    """The disk or the memory of the store is full, or the server cannot save its data. Make room, and try again."""
+
+
+class Unusable(Error, OSError):
+    """The file or server cannot be used as a store: for example, it is damaged, or a replica. The message says what to do."""
 
 
 class Stopped(Error, RuntimeError):
@@ -81,6 +149,6 @@ class Internal(Error):
     """A bug in this package. Report it."""
 
 
-for _class in (Error, InvalidArgument, TimedOut, Lost, Closed, Unavailable, Refused, Stopped, Forked, Internal):
+for _class in (Error, *Error.__subclasses__()):
     # As users import them, for tracebacks.
     _class.__module__ = "leasehold"

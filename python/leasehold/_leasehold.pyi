@@ -94,7 +94,7 @@ class Client:
       acquire that waits has no such limit.
     - `confirm_within`: how long another client has to confirm a permit that this client grants to it (5 s). After that, the permit
       passes to the next waiter. The minimum is 1 s.
-    - `read_only`: the client only reads statistics and looks up locks. Everything else raises Refused.
+    - `read_only`: the client only reads statistics and looks up locks. Everything else raises Denied.
     """
 
     def __new__(
@@ -283,7 +283,7 @@ class Semaphore(HeldContext[Permit]):
     def stats(self) -> Pending[SemaphoreStats]:
         """Returns the limits, the holders and the number of waiters. `Client.stats` also lists the waiters."""
     def set_capacity(self, capacity: int) -> Pending[None]:
-        """Sets the capacity for all programs, until one declares another. Raises InvalidArgument if the semaphore is pinned."""
+        """Sets the capacity for all programs, until one declares another. Raises Pinned if the semaphore is pinned."""
     def pin(self, capacity: int) -> Pending[None]:
         """Sets the capacity for all programs until `unpin`. Until then, declarations have no effect."""
     def unpin(self) -> Pending[None]:
@@ -307,12 +307,12 @@ class Semaphore(HeldContext[Permit]):
     ) -> Pending[None]:
         """Pauses the semaphore, and waits until no permit is held. The semaphore stays paused.
 
-        `within` is the longest wait, in seconds. After that the drain raises TimedOut. For `by` and `reason` see `pause`.
+        `within` is the longest wait, in seconds. After that the drain raises NotDrained. For `by` and `reason` see `pause`.
         """
     def forget(self) -> Pending[None]:
         """Removes the semaphore with its limits and its last fence from the store.
 
-        Raises InvalidArgument if it has holders or waiters, or if the store does not know it.
+        Raises InUse if it has holders or waiters, and InvalidArgument if the store does not know it.
         """
 
 @final

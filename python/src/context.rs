@@ -223,9 +223,10 @@ impl Context {
     fn __enter__(slf: Bound<'_, Self>) -> PyResult<Option<Py<PyAny>>> {
         let py = slf.py();
         if !running_loop(py)?.is_none() {
-            return Err(PyRuntimeError::new_err(
+            return Err(Failure::WrongThread(
                 "use `async with` instead of `with`: this thread runs an event loop, which `with` would block",
-            ));
+            )
+            .into());
         }
         Self::enter(slf)?.block(py)
     }

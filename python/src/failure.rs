@@ -1,6 +1,6 @@
 //! Errors, as Python sees them.
 
-use leasehold::{Error, LossReason};
+use leasehold::{Error, LossReason, Primitive};
 use pyo3::exceptions::PySystemExit;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -19,10 +19,12 @@ pub(crate) enum Failure {
     Invalid(String),
     /// An object of the parent process was used.
     Forked(&'static str),
+    /// A call that blocks its thread was made on the thread of an event loop.
+    WrongThread(&'static str),
     /// It was lost, and then released or detached, so the engine has no error for it.
-    Lost { what: &'static str, name: String, id: String, reason: LossReason },
+    Lost { primitive: Primitive, name: String, id: String, reason: LossReason },
     /// It was released through this object before.
-    Released { what: &'static str, name: String },
+    Released { primitive: Primitive, name: String },
 }
 
 /// An object of the parent process was used in a forked child.
@@ -77,10 +79,10 @@ fn message(error: &Error) -> String {
 }
 
 /// Names what was lost or released: `permit of "api"`, but `lock "key"`.
-fn named(what: &str, name: &str) -> String {
-    match what {
-        "lock" => format!("lock {name:?}"),
-        _ => format!("{what} of {name:?}"),
+fn named(primitive: Primitive, name: &str) -> String {
+    match primitive {
+        Primitive::Lock => format!("lock {name:?}"),
+        other => format!("{} of {name:?}", other.grant()),
     }
 }
 
@@ -107,60 +109,108 @@ impl Failure {
         let exception = match self {
             Self::Forked(what) => exception(py, "Forked", what)?,
             Self::Invalid(what) => exception(py, "InvalidArgument", what)?,
-            Self::Lost { what, name, id, reason: why } => {
-                let message = format!("the {} was lost: {why}", named(what, name));
-                let raised = exception(py, "Lost", &message)?;
-                raised.setattr("what", what)?;
-                raised.setattr("name", name)?;
-                raised.setattr("id", id)?;
-                raised.setattr("reason", reason(*why))?;
-                raised
+            Self::WrongThread(what) => exception(py, "WrongThread", what)?,
+            Self::Lost { primitive, name, id, reason: why } => {
+                let message = format!("the {} was lost: {why}", named(*primitive, name));
+                lost(py, &message, *primitive, name, id, *why)?
             }
-            Self::Released { what, name } => {
-                let message = format!("the {} was released", named(what, name));
-                let raised = exception(py, "Lost", &message)?;
-                raised.setattr("what", what)?;
-                raised.setattr("name", name)?;
-                raised.setattr("reason", "released")?;
-                raised
+            Self::Released { primitive, name } => {
+                let message = format!("the {} was released", named(*primitive, name));
+                lost(py, &message, *primitive, name, "", LossReason::Released)?
             }
-            Self::Engine(error) => {
-                let message = message(error);
-                match error {
-                    Error::InvalidArgument { what, .. } => {
-                        let raised = exception(py, "InvalidArgument", &message)?;
-                        raised.setattr("what", what)?;
-                        raised
-                    }
-                    Error::TimedOut { what, name, limit, .. } => {
-                        let raised = exception(py, "TimedOut", &message)?;
-                        raised.setattr("what", what)?;
-                        raised.setattr("name", name)?;
-                        raised.setattr("limit", limit.as_secs_f64())?;
-                        raised
-                    }
-                    Error::Lost { what, name, id, reason: why, .. } => {
-                        let raised = exception(py, "Lost", &message)?;
-                        raised.setattr("what", what)?;
-                        raised.setattr("name", name)?;
-                        raised.setattr("id", id)?;
-                        raised.setattr("reason", reason(*why))?;
-                        raised
-                    }
-                    Error::Unavailable { timed_out, silent_for, source, .. } => {
-                        let raised = exception(py, "Unavailable", &message)?;
-                        raised.setattr("timed_out", timed_out)?;
-                        raised.setattr("silent_for", silent_for.map(|span| span.as_secs_f64()))?;
-                        raised.setattr("detail", source.as_ref().map(ToString::to_string))?;
-                        raised
-                    }
-                    Error::Closed => exception(py, "Closed", &message)?,
-                    Error::Refused { .. } => exception(py, "Refused", &message)?,
-                    Error::Stopped { .. } => exception(py, "Stopped", &message)?,
-                    _ => exception(py, "Internal", &message)?,
-                }
-            }
+            Self::Engine(error) => of_engine(py, error)?,
         };
         Ok(PyErr::from_value(exception))
     }
+}
+
+/// The exception of each error of the engine.
+fn of_engine<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'py, PyAny>> {
+    let message = message(error);
+    let new = |name: &str| exception(py, name, &message);
+    let raised = match error {
+        Error::InvalidArgument { what, .. } => {
+            let raised = new("InvalidArgument")?;
+            raised.setattr("what", what)?;
+            raised
+        }
+        Error::ForeignData { name, .. } => {
+            let raised = new("ForeignData")?;
+            raised.setattr("name", name)?;
+            raised
+        }
+        Error::Pinned { name, capacity, .. } => {
+            let raised = new("Pinned")?;
+            raised.setattr("name", name)?;
+            raised.setattr("capacity", capacity)?;
+            raised
+        }
+        Error::InUse { name, holding, waiting, .. } => {
+            let raised = new("InUse")?;
+            raised.setattr("name", name)?;
+            raised.setattr("holding", holding)?;
+            raised.setattr("waiting", waiting)?;
+            raised
+        }
+        Error::TooHeavy { name, weight, capacity, .. } => {
+            let raised = new("TooHeavy")?;
+            raised.setattr("name", name)?;
+            raised.setattr("weight", weight)?;
+            raised.setattr("capacity", capacity)?;
+            raised
+        }
+        Error::TimedOut { primitive, name, limit, .. } => {
+            let raised = new("TimedOut")?;
+            raised.setattr("primitive", primitive.as_str())?;
+            raised.setattr("name", name)?;
+            raised.setattr("limit", limit.as_secs_f64())?;
+            raised
+        }
+        Error::NotDrained { name, limit, .. } => {
+            let raised = new("NotDrained")?;
+            raised.setattr("name", name)?;
+            raised.setattr("limit", limit.as_secs_f64())?;
+            raised
+        }
+        Error::Cancelled { name, id, .. } => {
+            let raised = new("Cancelled")?;
+            raised.setattr("name", name)?;
+            raised.setattr("id", id)?;
+            raised
+        }
+        Error::Lost { primitive, name, id, reason, .. } => {
+            lost(py, &message, *primitive, name, id, *reason)?
+        }
+        Error::Unavailable { timed_out, silent_for, source, .. } => {
+            let raised = new("Unavailable")?;
+            raised.setattr("timed_out", timed_out)?;
+            raised.setattr("silent_for", silent_for.map(|span| span.as_secs_f64()))?;
+            raised.setattr("detail", source.as_ref().map(ToString::to_string))?;
+            raised
+        }
+        Error::WrongThread { .. } => new("WrongThread")?,
+        Error::Closed => new("Closed")?,
+        Error::Denied { .. } => new("Denied")?,
+        Error::NoRoom { .. } => new("NoRoom")?,
+        Error::Unusable { .. } => new("Unusable")?,
+        Error::Stopped { .. } => new("Stopped")?,
+        _ => new("Internal")?,
+    };
+    Ok(raised)
+}
+
+fn lost<'py>(
+    py: Python<'py>,
+    message: &str,
+    primitive: Primitive,
+    name: &str,
+    id: &str,
+    why: LossReason,
+) -> PyResult<Bound<'py, PyAny>> {
+    let raised = exception(py, "Lost", message)?;
+    raised.setattr("primitive", primitive.as_str())?;
+    raised.setattr("name", name)?;
+    raised.setattr("id", id)?;
+    raised.setattr("reason", reason(why))?;
+    Ok(raised)
 }

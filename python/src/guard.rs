@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::{
     LockGuard as EngineGuard, LossReason, Lost, Permit as EnginePermit, PoolLease as EngineLease,
+    Primitive,
 };
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -124,19 +125,19 @@ impl GuardObject {
 
     /// The error of a block that has lost this, and has released or detached it since.
     pub(crate) fn lost(&self, reason: LossReason) -> Failure {
-        let (what, name, id) = match self {
+        let (primitive, name, id) = match self {
             Self::Permit(permit) => {
                 let permit = permit.get();
-                ("permit", permit.declared.name(), permit.id.to_string())
+                (Primitive::Semaphore, permit.declared.name(), permit.id.to_string())
             }
             // A lock id releases the lock, so no error contains it.
-            Self::Lock(guard) => ("lock", guard.get().declared.name(), String::new()),
+            Self::Lock(guard) => (Primitive::Lock, guard.get().declared.name(), String::new()),
             Self::Lease(lease) => {
                 let lease = lease.get();
-                ("lease", lease.declared.name(), lease.instance_id.clone())
+                (Primitive::Pool, lease.declared.name(), lease.instance_id.clone())
             }
         };
-        Failure::Lost { what, name: name.to_owned(), id, reason }
+        Failure::Lost { primitive, name: name.to_owned(), id, reason }
     }
 }
 
@@ -179,10 +180,10 @@ impl Slot {
         Ok(grant)
     }
 
-    fn check(&self, what: &'static str, name: &str) -> Result<(), Failure> {
+    fn check(&self, primitive: Primitive, name: &str) -> Result<(), Failure> {
         match self.with(Grant::check)? {
             Some(checked) => checked,
-            None => Err(released(what, name)),
+            None => Err(released(primitive, name)),
         }
     }
 
@@ -208,8 +209,8 @@ impl Slot {
     }
 }
 
-fn released(what: &'static str, name: &str) -> Failure {
-    Failure::Released { what, name: name.to_owned() }
+fn released(primitive: Primitive, name: &str) -> Failure {
+    Failure::Released { primitive, name: name.to_owned() }
 }
 
 /// Returns the seconds from now until this moment; 0 if it has passed.
@@ -285,7 +286,7 @@ impl Permit {
 
     /// Raises Lost if the permit was lost or released.
     fn check(&self) -> PyResult<()> {
-        Ok(self.slot.check("permit", self.declared.name())?)
+        Ok(self.slot.check(Primitive::Semaphore, self.declared.name())?)
     }
 
     /// Waits until the permit is lost or released, and returns the reason.
@@ -306,7 +307,7 @@ impl Permit {
     fn detach(&self) -> PyResult<String> {
         match self.slot.take()? {
             Some(Grant::Permit(permit, _)) => Ok(permit.detach().to_string()),
-            _ => Err(released("permit", self.declared.name()).into()),
+            _ => Err(released(Primitive::Semaphore, self.declared.name()).into()),
         }
     }
 
@@ -342,7 +343,7 @@ impl LockGuard {
             Grant::Lock(guard, _) => Some(with(guard)),
             _ => None,
         })?;
-        guard.flatten().ok_or_else(|| released("lock", self.declared.name()))
+        guard.flatten().ok_or_else(|| released(Primitive::Lock, self.declared.name()))
     }
 }
 
@@ -383,7 +384,7 @@ impl LockGuard {
 
     /// Raises Lost if the lock was lost or released.
     fn check(&self) -> PyResult<()> {
-        Ok(self.slot.check("lock", self.declared.name())?)
+        Ok(self.slot.check(Primitive::Lock, self.declared.name())?)
     }
 
     /// Waits until the lock is lost or released, and returns the reason.
@@ -425,9 +426,9 @@ impl LockGuard {
         match self.slot.take()? {
             Some(Grant::Lock(guard, _)) => match Arc::into_inner(guard) {
                 Some(guard) => Ok(guard.detach().id.to_string()),
-                None => Err(released("lock", self.declared.name()).into()),
+                None => Err(released(Primitive::Lock, self.declared.name()).into()),
             },
-            _ => Err(released("lock", self.declared.name()).into()),
+            _ => Err(released(Primitive::Lock, self.declared.name()).into()),
         }
     }
 
@@ -477,7 +478,7 @@ impl PoolLease {
 
     /// Raises Lost if the lease was lost or released.
     fn check(&self) -> PyResult<()> {
-        Ok(self.slot.check("lease", self.declared.name())?)
+        Ok(self.slot.check(Primitive::Pool, self.declared.name())?)
     }
 
     /// Waits until the lease is lost or released, and returns the reason.

@@ -274,9 +274,8 @@ impl Pending {
         self.begin()?;
         if !running_loop(py)?.is_none() {
             self.cancel();
-            return Err(PyRuntimeError::new_err(
-                "await it instead: .wait() would block the event loop of this thread",
-            ));
+            let what = "await it instead: .wait() would block the event loop of this thread";
+            return Err(Failure::WrongThread(what).into());
         }
         if let Poll::Ready(outcome) = self.poll_in_thread(Waker::noop())? {
             return self.finish(py, outcome);

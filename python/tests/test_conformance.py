@@ -67,8 +67,9 @@ def test_weights_take_all_or_nothing(client: leasehold.Client, driver: Driver) -
         async with do.hold(memory.permit(weight=3)):
             assert (await do.do(memory.stats())).units == 4
         await do.do(small.release())
-        with pytest.raises(leasehold.InvalidArgument, match="weight"):
+        with pytest.raises(leasehold.TooHeavy, match="weight") as heavy:
             await do.do(memory.acquire(weight=5))
+        assert (heavy.value.name, heavy.value.weight, heavy.value.capacity) == ("memory", 5, 4)
         with pytest.raises(leasehold.InvalidArgument, match="weight"):
             await do.do(memory.acquire(weight=0))
 
@@ -84,7 +85,7 @@ def test_a_wait_that_is_too_long(client: leasehold.Client, driver: Driver, withi
         with pytest.raises(leasehold.TimedOut, match="within 400ms") as raised:
             await do.do(api.acquire(within=within))
         assert time.monotonic() - begun >= 0.4
-        assert (raised.value.what, raised.value.name, raised.value.limit) == ("permit", "api", 0.4)
+        assert (raised.value.primitive, raised.value.name, raised.value.limit) == ("semaphore", "api", 0.4)
         assert isinstance(raised.value, TimeoutError)
         assert isinstance(raised.value, asyncio.TimeoutError)
         with pytest.raises(leasehold.TimedOut):
@@ -289,7 +290,7 @@ def test_a_permit_that_is_held_for_too_long_is_lost(client: leasehold.Client, dr
         assert await do.do(permit.lost()) == "ttl-ended"
         with pytest.raises(leasehold.Lost, match="TTL ended") as raised:
             permit.check()
-        assert (raised.value.what, raised.value.name, raised.value.reason) == ("permit", "api", "ttl-ended")
+        assert (raised.value.primitive, raised.value.name, raised.value.reason) == ("semaphore", "api", "ttl-ended")
         assert raised.value.id == permit.id
         assert not await do.do(permit.release())
         await do.do((await do.result(next_one)).release())
@@ -331,8 +332,9 @@ def test_limits_can_be_changed(client: leasehold.Client, driver: Driver) -> None
         await do.do(api.pin(1))
         stats = await do.do(api.stats())
         assert (stats.capacity, stats.declared, stats.pinned) == (1, 2, 1)
-        with pytest.raises(leasehold.InvalidArgument, match="pinned"):
+        with pytest.raises(leasehold.Pinned, match="pinned") as pinned:
             await do.do(api.set_capacity(3))
+        assert (pinned.value.name, pinned.value.capacity) == ("api", 1)
         await do.do(api.unpin())
         assert (await do.do(api.stats())).pinned is None
         await do.do(held.release())
@@ -354,8 +356,12 @@ def test_pause_resume_drain_and_forget(client: leasehold.Client, driver: Driver)
         await do.until_waiting(api, 1)
         await do.do(api.resume())
         second = await do.result(waiting)
-        with pytest.raises(leasehold.TimedOut):
+        with pytest.raises(leasehold.NotDrained) as late:
             await do.do(api.drain(within=0.05))
+        assert (late.value.name, late.value.limit) == ("api", 0.05)
+        with pytest.raises(leasehold.InUse) as used:
+            await do.do(api.forget())
+        assert (used.value.name, used.value.holding, used.value.waiting) == ("api", 2, 0)
         drain = do.start(api.drain(within=20, reason="the end"))
         await do.do(held.release())
         await do.do(second.release())
@@ -378,7 +384,7 @@ def test_locks(client: leasehold.Client, driver: Driver) -> None:
         assert await do.do(lock.try_acquire()) is None
         with pytest.raises(leasehold.TimedOut) as raised:
             await do.do(lock.acquire(within=0.05))
-        assert raised.value.what == "lock"
+        assert raised.value.primitive == "lock"
         await do.do(guard.extend(60))
         assert 50 < guard.valid_for <= 60
         guard.auto_extend()

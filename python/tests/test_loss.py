@@ -209,7 +209,8 @@ def test_a_body_that_releases_what_it_has_lost(client: leasehold.Client, kind: s
                 finally:
                     await held.release()
         lost = raised.value
-        assert (lost.what, lost.name, lost.reason) == (kind, "name", reason)
+        primitive = "semaphore" if kind == "permit" else "lock"
+        assert (lost.primitive, lost.name, lost.reason) == (primitive, "name", reason)
         # A lock id is a secret.
         assert bool(lost.id) == (kind == "permit")
         assert isinstance(lost.__cause__, asyncio.CancelledError)

@@ -100,7 +100,7 @@ def test_a_client_that_only_reads_a_file(tmp_path: pathlib.Path) -> None:
     writer, reader = leasehold.Client(url), leasehold.Client(url, read_only=True)
     with writer, writer.semaphore("api", 1).permit():
         assert reader.stats().wait()[0].held == 1
-        with pytest.raises(leasehold.Refused):
+        with pytest.raises(leasehold.Denied):
             reader.semaphore("api", 1).try_acquire().wait()
 
 
@@ -146,7 +146,7 @@ def test_settings(redis_server: RedisServer, tmp_path: pathlib.Path) -> None:
     assert "locks:" in keys
     reader = leasehold.Client(redis_server.url, namespace="billing", read_only=True)
     assert reader.stats().wait()[0].held == 1
-    with pytest.raises(leasehold.Refused) as refused:
+    with pytest.raises(leasehold.Denied) as refused:
         reader.semaphore("api", 1).acquire().wait()
     assert isinstance(refused.value, PermissionError)
     held.release().wait()
@@ -221,11 +221,20 @@ def test_a_capacity_that_others_have_declared(client: leasehold.Client) -> None:
 def test_the_tree_of_exceptions() -> None:
     expected = {
         leasehold.InvalidArgument: ValueError,
+        leasehold.ForeignData: ValueError,
+        leasehold.Pinned: ValueError,
+        leasehold.InUse: ValueError,
+        leasehold.TooHeavy: ValueError,
+        leasehold.WrongThread: RuntimeError,
         leasehold.TimedOut: TimeoutError,
+        leasehold.NotDrained: TimeoutError,
+        leasehold.Cancelled: Exception,
         leasehold.Lost: Exception,
         leasehold.Closed: Exception,
         leasehold.Unavailable: ConnectionError,
-        leasehold.Refused: PermissionError,
+        leasehold.Denied: PermissionError,
+        leasehold.NoRoom: OSError,
+        leasehold.Unusable: OSError,
         leasehold.Stopped: RuntimeError,
         leasehold.Forked: RuntimeError,
         leasehold.Internal: Exception,
@@ -233,6 +242,44 @@ def test_the_tree_of_exceptions() -> None:
     for exception, builtin in expected.items():
         assert issubclass(exception, leasehold.Error)
         assert issubclass(exception, builtin)
+
+
+def test_the_store_decides_which_exception_it_is(redis_server: RedisServer, tmp_path: pathlib.Path) -> None:
+    redis_server.command("FLUSHALL")
+    redis_server.command("RPUSH", "adv-sem:semaphore_main:api", "theirs")
+    client = leasehold.Client(redis_server.url)
+    with pytest.raises(leasehold.ForeignData, match="semaphore_main:api") as foreign:
+        client.semaphore("api", 1).acquire().wait()
+    assert foreign.value.name == "api"
+    redis_server.command("CONFIG", "SET", "maxmemory", "1")
+    try:
+        with pytest.raises(leasehold.NoRoom, match="out of memory"):
+            client.lock("key").acquire().wait()
+    finally:
+        redis_server.command("CONFIG", "SET", "maxmemory", "0")
+    with pytest.raises(leasehold.Unusable, match="not a cluster node"):
+        leasehold.Client(redis_server.url.replace("redis://", "redis-cluster://")).stats().wait()
+    letter = tmp_path / "letter"
+    letter.write_text("not a database")
+    with pytest.raises(leasehold.Unusable, match="is not a leasehold store") as unusable:
+        leasehold.Client(f"sqlite:{letter}").stats().wait()
+    error = pickle.loads(pickle.dumps(unusable.value))
+    assert (type(error), str(error)) == (leasehold.Unusable, str(unusable.value))
+
+
+def test_a_wait_that_is_cancelled_by_its_id() -> None:
+    client = leasehold.Client.memory()
+    api = client.semaphore("api", 1)
+    held = api.acquire().wait()
+    waiting = Threads().start(api.acquire())
+    while not api.stats().wait().waiting:
+        time.sleep(0.01)
+    (waiter,) = client.stats(["api"], waiters=1).wait()[0].waiters
+    assert api.release(waiter.id).wait()
+    with pytest.raises(leasehold.Cancelled, match="was cancelled") as cancelled:
+        waiting.result(TIME_LIMIT)
+    assert (cancelled.value.name, cancelled.value.id) == ("api", waiter.id)
+    held.release().wait()
 
 
 def test_exceptions_can_be_sent_to_other_processes() -> None:

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold::Client;
+use leasehold::{Client, Error};
 
 use crate::failure::{Failure, INTERNAL, NOTHING_THERE, UNAVAILABLE};
 use crate::monitor::Kind;
@@ -158,17 +158,15 @@ impl Action {
         name: &str,
         by: &str,
     ) -> Result<(), Failure> {
-        let nothing = |failure: Failure| {
-            Failure::new(failure.code, format!("nothing was changed: {}", failure.message()))
-        };
+        let nothing = |failure: Failure| failure.after("nothing was changed");
         let client = store.find().await.map_err(nothing)?;
         let done = self.perform(&client, name, by).await;
         let _ = client.close().await;
-        done.map_err(|failure| match failure.code {
+        done.map_err(|failure| match (failure.error(), failure.code) {
+            (Some(Error::NoRoom { .. }), _) => nothing(failure),
             // The store may have applied it before the answer was lost.
-            UNAVAILABLE | INTERNAL => {
-                let problem = "the action may or may not have been applied";
-                Failure::new(failure.code, format!("{problem}: {}", failure.message()))
+            (_, UNAVAILABLE | INTERNAL) => {
+                failure.after("the action may or may not have been applied")
             }
             _ => nothing(failure),
         })

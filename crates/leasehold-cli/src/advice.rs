@@ -1,7 +1,8 @@
-//! What to do about a store that cannot be reached or denies access. The cause decides: a server that is loading its
+//! What to do about a store that cannot be reached or used. The cause decides: a server that is loading its
 //! data does not have to be started. And what to do if this process can open no more files, or start no more processes.
 
 use std::borrow::Cow;
+use std::io;
 
 use leasehold::Error;
 use rustix::io::Errno;
@@ -16,8 +17,13 @@ pub(crate) fn advice(error: &Error) -> Option<Cow<'static, str>> {
         return Some(advice.into());
     }
     match error {
-        Error::Unavailable { timed_out, .. } => Some(unavailable(&says, *timed_out).into()),
-        Error::Refused { what, .. } => refused(what).map(Cow::Borrowed),
+        Error::Unavailable { timed_out, source, .. } => {
+            let cause = source.as_ref().and_then(|source| source.downcast_ref::<io::Error>());
+            Some(unavailable(&says, *timed_out, cause.map(io::Error::kind)).into())
+        }
+        Error::Denied { what, .. } => denied(what).map(Cow::Borrowed),
+        Error::NoRoom { .. } => Some(Cow::Borrowed(NO_ROOM)),
+        Error::Unusable { what, .. } => unusable(what).map(Cow::Borrowed),
         _ => None,
     }
 }
@@ -61,7 +67,10 @@ pub(crate) fn with_limit(says: String) -> String {
     }
 }
 
-fn unavailable(says: &str, timed_out: bool) -> &'static str {
+/// `cause` is the kind of the system's error. A server that answers says in a text why it is not ready.
+fn unavailable(says: &str, timed_out: bool, cause: Option<io::ErrorKind>) -> &'static str {
+    use io::ErrorKind as Kind;
+
     let has = |words: &[&str]| words.iter().any(|word| says.contains(word));
     let is_url = says.contains("://");
     if has(&["LOADING", "loading the dataset"]) {
@@ -82,9 +91,10 @@ fn unavailable(says: &str, timed_out: bool) -> &'static str {
         "the server does not use TLS on this port: write redis instead of rediss in --store, or correct the port"
     } else if says.contains("unix://") {
         "start it, or correct the path of its socket in --store"
-    } else if has(&["Connection refused", "os error 111"]) {
+    } else if cause == Some(Kind::ConnectionRefused) {
         "nothing listens there: start the server, or correct the host and port in --store"
-    } else if has(&["reset by peer", "Broken pipe", "broken pipe", "unexpected end of file"]) {
+    } else if matches!(cause, Some(Kind::ConnectionReset | Kind::BrokenPipe | Kind::UnexpectedEof))
+    {
         "the server closed the connection: see its log; if it uses TLS, write rediss instead of redis in --store"
     } else if timed_out && says.contains("rediss") {
         "if the server does not use TLS on this port, write redis instead of rediss in --store; else check that the server runs"
@@ -99,28 +109,27 @@ fn unavailable(says: &str, timed_out: bool) -> &'static str {
     }
 }
 
-fn refused(says: &str) -> Option<&'static str> {
+const NO_ROOM: &str = "free space on its disk, or raise its maxmemory or remove keys";
+
+fn denied(says: &str) -> Option<&'static str> {
+    let is_login = ["a password is required", "wrong user or password"];
+    is_login.iter().any(|words| says.contains(words)).then_some(
+        "correct --store: redis://user:password@host, or redis://:password@host without a user",
+    )
+}
+
+fn unusable(says: &str) -> Option<&'static str> {
     let has = |word: &str| says.contains(word);
-    if has("protected mode") {
-        Some(
-            "connect from its own host, or give it a password (requirepass) and put that into the URL",
-        )
-    } else if has(": use redis") {
+    if has(": use redis") {
         Some("give that URL as --store")
     } else if has("authority") {
         Some("give its certificate as --ca-certificate")
     } else if has("DB index is out of range") {
         Some("correct the number of the database in --store: that is what follows the last /")
-    } else if has("out of memory") {
-        Some("raise its maxmemory, or remove keys")
     } else if has("replica") {
         Some("give the primary as --store")
     } else if has("does not answer as Redis") {
         Some("correct the port in --store")
-    } else if has("password") {
-        Some(
-            "correct --store: redis://user:password@host, or redis://:password@host without a user",
-        )
     } else {
         None
     }
@@ -136,16 +145,20 @@ mod tests {
         for (cause, advised) in [
             ("LOADING: Redis is loading the dataset in memory", "loaded its data"),
             ("CLUSTERDOWN: The cluster is down", "--cluster check"),
-            ("Connection refused (os error 111)", "nothing listens there"),
             ("failed to lookup address information: Name or service not known", "no address"),
-            ("Connection reset by peer (os error 104)", "closed the connection"),
             ("something else", "start it, or correct"),
         ] {
-            let says = unavailable(&format!("{at} ({cause})"), false);
+            let says = unavailable(&format!("{at} ({cause})"), false, None);
             assert!(says.contains(advised), "{cause}: {says}");
         }
-        let denied = "DENIED Redis is running in protected mode because no password is set";
-        assert!(refused(denied).unwrap().contains("from its own host"));
+        for (cause, advised) in [
+            (io::ErrorKind::ConnectionRefused, "nothing listens there"),
+            (io::ErrorKind::ConnectionReset, "closed the connection"),
+            (io::ErrorKind::HostUnreachable, "start it, or correct"),
+        ] {
+            let says = unavailable(at, false, Some(cause));
+            assert!(says.contains(advised), "{cause}: {says}");
+        }
     }
 
     #[test]

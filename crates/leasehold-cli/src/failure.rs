@@ -13,15 +13,15 @@ use crate::advice::{advice, with_limit};
 pub(crate) const NOTHING_THERE: u8 = 1;
 /// `doctor`: leases are not safe on this store.
 pub(crate) const NOT_SAFE: u8 = 1;
-/// Bad usage or bad input.
+/// Bad usage or bad input, or a name that cannot be used like this.
 pub(crate) const USAGE: u8 = 64;
-/// The store cannot be reached.
+/// The store cannot be reached, or has no room.
 pub(crate) const UNAVAILABLE: u8 = 69;
 /// An internal error.
 pub(crate) const INTERNAL: u8 = 70;
 /// Not acquired, unless `-E` says otherwise.
 pub(crate) const NOT_ACQUIRED: u8 = 75;
-/// The store denies access.
+/// The store denies access, or cannot be used.
 pub(crate) const REFUSED: u8 = 77;
 /// The lease was lost or its TTL ran out, and the child was stopped.
 pub(crate) const LOST: u8 = 124;
@@ -40,11 +40,22 @@ pub(crate) fn by_signal(signal: i32) -> u8 {
 pub(crate) struct Failure {
     pub(crate) code: u8,
     message: Option<String>,
+    /// The library's error, if it is the cause.
+    error: Option<Box<Error>>,
 }
 
 impl Failure {
     pub(crate) fn new(code: u8, message: impl Into<String>) -> Self {
-        Self { code, message: Some(message.into()) }
+        Self { code, message: Some(message.into()), error: None }
+    }
+
+    /// Returns the failure with this sentence before its message.
+    pub(crate) fn after(self, sentence: &str) -> Self {
+        Self { message: Some(format!("{sentence}: {}", self.message())), ..self }
+    }
+
+    pub(crate) fn error(&self) -> Option<&Error> {
+        self.error.as_deref()
     }
 
     pub(crate) fn message(&self) -> &str {
@@ -52,7 +63,7 @@ impl Failure {
     }
 
     pub(crate) fn silent(code: u8) -> Self {
-        Self { code, message: None }
+        Self { code, message: None, error: None }
     }
 
     pub(crate) fn usage(message: impl Into<String>) -> Self {
@@ -82,22 +93,36 @@ pub(crate) fn text(error: &Error) -> String {
     format!("{error}{}", cause(error))
 }
 
+/// The exit code of each error. `help` and the README list them.
+pub(crate) fn code(error: &Error) -> u8 {
+    match error {
+        Error::InvalidArgument { .. }
+        | Error::ForeignData { .. }
+        | Error::Pinned { .. }
+        | Error::TooHeavy { .. } => USAGE,
+        Error::TimedOut { .. }
+        | Error::Cancelled { .. }
+        | Error::NotDrained { .. }
+        | Error::InUse { .. } => NOT_ACQUIRED,
+        Error::Unavailable { .. } | Error::Stopped { .. } | Error::NoRoom { .. } => UNAVAILABLE,
+        Error::Denied { .. } | Error::Unusable { .. } => REFUSED,
+        Error::Lost { reason: LossReason::Closed, .. } => INTERNAL,
+        Error::Lost { .. } => LOST,
+        // The command does not block a runtime, and closes its client last.
+        _ => INTERNAL,
+    }
+}
+
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        let code = match &error {
-            Error::InvalidArgument { .. } => USAGE,
-            // A wait that somebody has cancelled.
-            Error::TimedOut { .. } | Error::Lost { what: "place", .. } => NOT_ACQUIRED,
-            Error::Lost { reason: LossReason::Closed, .. } => INTERNAL,
-            Error::Lost { .. } => LOST,
-            Error::Unavailable { .. } | Error::Stopped { .. } => UNAVAILABLE,
-            Error::Refused { .. } => REFUSED,
-            _ => INTERNAL,
+        // The other errors say themselves what to do.
+        let advice = match &error {
+            Error::Unavailable { .. } | Error::Stopped { .. } => advice(&error),
+            _ => None,
         };
-        let advice = advice(&error)
-            .filter(|_| code == UNAVAILABLE || text(&error).contains("protected mode"));
         let advice = advice.map(|advice| format!(": {advice}")).unwrap_or_default();
-        Self::new(code, text(&error) + &advice)
+        let failure = Self::new(code(&error), text(&error) + &advice);
+        Self { error: Some(Box::new(error)), ..failure }
     }
 }
 

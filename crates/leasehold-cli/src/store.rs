@@ -152,7 +152,9 @@ impl Store {
             Some(builder) => Ok(builder.read_only().open().await?),
             None => match self.open().await {
                 // A full or read-only disk can still be read.
-                Err(error @ Error::Refused { .. }) => self.open_file_read_only(error).await,
+                Err(error @ (Error::Denied { .. } | Error::NoRoom { .. })) => {
+                    self.open_file_read_only(error).await
+                }
                 opened => Ok(opened?),
             },
         }

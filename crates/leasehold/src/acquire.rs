@@ -74,7 +74,7 @@ impl Acquire {
     /// or not at all.
     ///
     /// Later acquires wait until this one is granted, even if there is room for them: no acquire overtakes a heavy
-    /// waiter. A weight of zero, or above the capacity, fails at once with [`Error::InvalidArgument`]. If the capacity
+    /// waiter. A weight above the capacity fails at once with [`Error::TooHeavy`]. If the capacity
     /// shrinks below the weight during the wait, the acquire keeps waiting, and
     /// [`SemaphoreStats::waits_for`](crate::SemaphoreStats::waits_for) shows the reason. A semaphore that limits
     /// only a rate ([`Client::rate`](crate::Client::rate)) has no units, so every weight but 1 fails.

@@ -115,6 +115,16 @@ impl Part {
             Self::Pool(command) => Subject::Pool(&command.pool),
         }
     }
+
+    /// Returns the error with the name or key that the part is about, if the client knows it.
+    pub(crate) fn named_in(&self, error: Error) -> Error {
+        match self.subject() {
+            Subject::Semaphore(name) | Subject::Lock(name) | Subject::Pool(name) => {
+                error.in_name(name.as_str())
+            }
+            Subject::LockId(_) => error,
+        }
+    }
 }
 
 /// The answer of a store to one part.

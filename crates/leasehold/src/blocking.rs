@@ -36,7 +36,7 @@
 //! # Inside a runtime
 //!
 //! A thread of a Tokio runtime must not block, because the tasks of the runtime would stop. If one of them held the
-//! permit, they would stop forever. So on such a thread `wait` fails with [`Error::InvalidArgument`] and sends nothing.
+//! permit, they would stop forever. So on such a thread `wait` fails with [`Error::WrongThread`] and sends nothing.
 //!
 //! The threads of [`tokio::task::spawn_blocking`] may block, but Tokio offers no way to distinguish them from the
 //! others. So `wait` fails there, too, unless the call is inside [`allow`]. The same holds for
@@ -67,7 +67,7 @@ pub trait Wait<T>: IntoFuture<Output = Result<T, Error>> + Sized {
     ///
     /// # Errors
     /// - The errors of the future.
-    /// - [`Error::InvalidArgument`] if the thread belongs to a Tokio runtime and the call is not inside [`allow`]. The
+    /// - [`Error::WrongThread`] if the thread belongs to a Tokio runtime and the call is not inside [`allow`]. The
     ///   future is dropped without being polled: nothing was acquired, and a release by a guard continues in the
     ///   background.
     fn wait(self) -> Result<T, Error> {
@@ -129,7 +129,7 @@ impl Semaphore {
     ///
     /// # Errors
     /// - The same as for [`acquire`](Self::acquire), and [`Error::Lost`] if the permit was lost while `work` ran.
-    /// - [`Error::InvalidArgument`] inside a runtime: see [`Wait::wait`]. Then `work` did not run.
+    /// - [`Error::WrongThread`] inside a runtime: see [`Wait::wait`]. Then `work` did not run.
     ///
     /// # Panics
     /// If `work` panics. The permit is released.
@@ -184,7 +184,7 @@ impl Lock {
     ///
     /// # Errors
     /// - The same as for [`acquire`](Self::acquire), and [`Error::Lost`] if the lock was lost while `work` ran.
-    /// - [`Error::InvalidArgument`] inside a runtime: see [`Wait::wait`]. Then `work` did not run.
+    /// - [`Error::WrongThread`] inside a runtime: see [`Wait::wait`]. Then `work` did not run.
     ///
     /// # Panics
     /// If `work` panics. The lock is released.
@@ -199,9 +199,9 @@ impl Lock {
 
 #[cold]
 fn in_a_runtime() -> Error {
-    let problem = "this thread belongs to a Tokio runtime, and blocking it would stop its tasks: \
-                   await the future, or wait in spawn_blocking inside leasehold::blocking::allow";
-    Error::invalid("wait", problem)
+    let what = "this thread belongs to a Tokio runtime, and blocking it would stop its tasks: \
+                await the future, or wait in spawn_blocking inside leasehold::blocking::allow";
+    Error::WrongThread { what: what.to_owned() }
 }
 
 /// Polls the future on this thread, and parks the thread while the future is pending.

@@ -86,7 +86,8 @@ impl Client {
     /// # Errors
     /// - [`Error::InvalidArgument`] if the URL is invalid, or names a store whose Cargo feature is disabled.
     /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
-    /// - [`Error::Refused`] if the store denies access, or cannot be used.
+    /// - [`Error::Denied`] if the store denies access, [`Error::Unusable`] if it cannot be used, or [`Error::NoRoom`] if
+    ///   its disk is full.
     /// - [`Error::Stopped`] if the client's background thread cannot be started.
     ///
     /// # Cancel safety
@@ -259,9 +260,9 @@ impl Client {
     ///
     /// # Errors
     /// - [`Error::Unavailable`] if the store does not confirm all releases in time. They continue in the background.
-    /// - The error of a release that failed, also of a guard that was dropped before: [`Error::Refused`] if the store
-    ///   denied it, [`Error::InvalidArgument`] if another program uses the keys on Redis, [`Error::Stopped`] if the
-    ///   client's background thread is not running.
+    /// - The error of a release that failed, also of a guard that was dropped before: [`Error::Denied`],
+    ///   [`Error::NoRoom`] or [`Error::Unusable`] if the store refused it, [`Error::ForeignData`] if another program uses
+    ///   the keys on Redis, [`Error::Stopped`] if the client's background thread is not running.
     ///
     /// # Cancel safety
     /// If the future is dropped after it was first polled, the client is closed all the same, and the releases continue

@@ -1,8 +1,10 @@
-//! The error type of the whole library. It has few variants, one for each way in which a caller can react.
+//! The error type of the whole library. It has one variant for each way in which a caller can react.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
+
+use crate::Primitive;
 
 /// An error of this library.
 ///
@@ -13,17 +15,18 @@ use std::time::Duration;
 /// there: it reports a bug, and any function may return it.
 ///
 /// ```
-/// use leasehold::{Client, ErrorKind};
+/// use leasehold::{Client, Error};
 ///
 /// let error = Client::memory().semaphore("", 5).build().unwrap_err();
-/// assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+/// assert!(matches!(error, Error::InvalidArgument { what: "name", .. }));
 /// assert_eq!(error.to_string(), "invalid name: it is empty; the minimum is one character");
 /// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// An argument is invalid, or does not fit what the store contains: for example, another program uses the same keys
-    /// on Redis. Nothing was changed. Correct the call.
+    /// An argument is invalid.
+    ///
+    /// Nothing was changed. Correct the call.
     #[non_exhaustive]
     InvalidArgument {
         /// The name of the argument.
@@ -31,11 +34,65 @@ pub enum Error {
         /// What is wrong with the argument, and which values are allowed.
         problem: String,
     },
-    /// Nothing became free within the time limit, or before the retries were used up. Try again later, or wait longer.
+    /// What the store contains under this name belongs to another program, or cannot be read.
+    ///
+    /// Choose another name or namespace.
+    #[non_exhaustive]
+    ForeignData {
+        /// The semaphore's or pool's name, or the lock's key. Empty if it is not known.
+        name: String,
+        /// What the store contains, and what to do about it.
+        problem: String,
+    },
+    /// An operator has pinned the capacity of the semaphore, so it was not set.
+    ///
+    /// Unpin it, or pin another capacity.
+    #[non_exhaustive]
+    Pinned {
+        /// The semaphore's name.
+        name: String,
+        /// The capacity to which it is pinned.
+        capacity: u32,
+    },
+    /// The semaphore is held or waited for, so it was not forgotten.
+    ///
+    /// Drain it first, and cancel the waiters.
+    #[non_exhaustive]
+    InUse {
+        /// The semaphore's name.
+        name: String,
+        /// The number of permits that are held.
+        holding: usize,
+        /// The number of waiters.
+        waiting: usize,
+    },
+    /// The permit weighs more than the capacity, so it cannot be granted.
+    ///
+    /// Ask for less, or raise the capacity.
+    #[non_exhaustive]
+    TooHeavy {
+        /// The semaphore's name.
+        name: String,
+        /// The weight of the permit.
+        weight: u32,
+        /// The capacity of the semaphore.
+        capacity: u32,
+    },
+    /// A call that blocks its thread was made on a thread of a runtime.
+    ///
+    /// It would stop the tasks of the runtime, so nothing was done. Await the future, or make the call on another thread.
+    #[non_exhaustive]
+    WrongThread {
+        /// Which thread it is, and what to do instead.
+        what: String,
+    },
+    /// Nothing became free within the time limit, or before the retries were used up.
+    ///
+    /// Try again later, or wait longer.
     #[non_exhaustive]
     TimedOut {
-        /// What the call waited for: `permit`, `lock`, `lease` or `drain`.
-        what: &'static str,
+        /// What the call tried to acquire.
+        primitive: Primitive,
         /// The semaphore's or pool's name, or the lock's key.
         name: String,
         /// How long the call was allowed to wait, or how long it waited if it used up its retries before.
@@ -46,12 +103,32 @@ pub enum Error {
         /// if the rate is known to be the reason.
         next_start: Option<Duration>,
     },
-    /// The permit, lock or lease is no longer held. Stop the work that depends on it. Or the place in the queue was
-    /// lost, because somebody cancelled the wait with [`Semaphore::release`](crate::Semaphore::release).
+    /// Permits were still held when the time limit of a [drain](crate::Semaphore::drain) passed.
+    ///
+    /// The semaphore stays paused. Drain it again, or resume it.
+    #[non_exhaustive]
+    NotDrained {
+        /// The semaphore's name.
+        name: String,
+        /// How long the drain was allowed to wait.
+        limit: Duration,
+    },
+    /// The wait was cancelled, because a client released its id with
+    /// [`Semaphore::release`](crate::Semaphore::release).
+    #[non_exhaustive]
+    Cancelled {
+        /// The semaphore's name.
+        name: String,
+        /// The id of the acquire that waited.
+        id: String,
+    },
+    /// The permit, lock or lease is no longer held.
+    ///
+    /// Stop the work that depends on it.
     #[non_exhaustive]
     Lost {
-        /// What was lost: `permit`, `lock`, `lease`, or `place` for an acquire that waited.
-        what: &'static str,
+        /// What was held.
+        primitive: Primitive,
         /// The semaphore's or pool's name, or the lock's key.
         name: String,
         /// The id of the permit or lease in the store. For a lock, a hash of its id: see
@@ -60,9 +137,13 @@ pub enum Error {
         /// Why it was lost.
         reason: LossReason,
     },
-    /// The client was closed. Open another one.
+    /// The client was closed.
+    ///
+    /// Open another one.
     Closed,
-    /// The store cannot be reached, or does not answer in time. Try again later.
+    /// The store cannot be reached, or does not answer in time.
+    ///
+    /// Try again later.
     #[non_exhaustive]
     Unavailable {
         /// What was tried, and on which store. It never contains a secret.
@@ -71,24 +152,45 @@ pub enum Error {
         timed_out: bool,
         /// How long the store has not answered, if that is known.
         silent_for: Option<Duration>,
-        /// The underlying error, if there is one.
+        /// The underlying error, if there is one: an [`io::Error`](std::io::Error) if a connection failed.
         source: Option<Arc<dyn std::error::Error + Send + Sync>>,
     },
-    /// The store denied access or refused the request: for example because of wrong credentials, a missing permission,
-    /// a full disk, or a read-only client. The message says what would allow it.
+    /// The store denied access, or the client is read-only.
+    ///
+    /// Correct the credentials, obtain the permission, or open another client.
     #[non_exhaustive]
-    Refused {
-        /// What was refused, and what would allow it.
+    Denied {
+        /// What was denied, and what would allow it.
+        what: String,
+    },
+    /// The disk or the memory of the store is full, or the server cannot save its data.
+    ///
+    /// Make room, and try again.
+    #[non_exhaustive]
+    NoRoom {
+        /// What is full, and what would make room.
+        what: String,
+    },
+    /// The file or server cannot be used as a store.
+    ///
+    /// For example, it is damaged, of an unsupported version, on a network file system, a read-only replica, or of
+    /// another kind than the URL says. Repair it, or choose another store.
+    #[non_exhaustive]
+    Unusable {
+        /// Why it cannot be used, and what to do about it.
         what: String,
     },
     /// The client's background thread is not running: it could not be started, it has ended, or the process was forked.
+    ///
     /// Open another client.
     #[non_exhaustive]
     Stopped {
         /// Why the thread is not running.
         what: String,
     },
-    /// A bug in this library. Please report it.
+    /// A bug in this library.
+    ///
+    /// Please report it.
     #[non_exhaustive]
     Internal {
         /// What was found.
@@ -97,20 +199,6 @@ pub enum Error {
 }
 
 impl Error {
-    /// Returns the kind of this error, named as in the lock interface of `SyncGuard`.
-    #[must_use]
-    pub fn kind(&self) -> ErrorKind {
-        match self {
-            Self::InvalidArgument { .. } => ErrorKind::InvalidArgument,
-            Self::TimedOut { .. } => ErrorKind::AcquisitionTimeout,
-            Self::Lost { .. } | Self::Closed => ErrorKind::Aborted,
-            Self::Unavailable { timed_out: true, .. } => ErrorKind::NetworkTimeout,
-            Self::Unavailable { .. } | Self::Stopped { .. } => ErrorKind::ServiceUnavailable,
-            Self::Refused { .. } => ErrorKind::AuthFailed,
-            Self::Internal { .. } => ErrorKind::Internal,
-        }
-    }
-
     /// Returns whether a retry may succeed, because the store was unreachable or not ready.
     pub(crate) fn is_transient(&self) -> bool {
         matches!(self, Self::Unavailable { .. })
@@ -128,6 +216,19 @@ impl Error {
         Self::InvalidArgument { what, problem: problem.into() }
     }
 
+    /// `problem` names the key or file. A caller that knows the name adds it with [`in_name`](Self::in_name).
+    pub(crate) fn foreign(problem: impl Into<String>) -> Self {
+        Self::ForeignData { name: String::new(), problem: problem.into() }
+    }
+
+    /// Returns the error with this name, if it is about what the store contains.
+    pub(crate) fn in_name(mut self, about: &str) -> Self {
+        if let Self::ForeignData { name, .. } = &mut self {
+            about.clone_into(name);
+        }
+        self
+    }
+
     pub(crate) fn internal(what: impl Into<String>) -> Self {
         Self::Internal { what: what.into() }
     }
@@ -137,20 +238,30 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::InvalidArgument { what, problem } => write!(f, "invalid {what}: {problem}"),
-            Self::TimedOut { what: "lock", name, limit: Duration::ZERO, .. } => {
+            Self::ForeignData { name, problem } if name.is_empty() => f.write_str(problem),
+            Self::ForeignData { name, problem } => write!(f, "{name:?}: {problem}"),
+            Self::Pinned { name, capacity } => {
+                write!(f, "{name:?} is pinned to {capacity}: unpin it, or pin another capacity")
+            }
+            Self::InUse { name, holding, waiting } => {
+                write!(f, "{name:?} is in use: {holding} held, {waiting} waiting: ")?;
+                f.write_str("drain it first, and cancel the waiters")
+            }
+            Self::TooHeavy { name, weight, capacity } => {
+                write!(f, "the weight is {weight}; the capacity of {name:?} is {capacity}: ")?;
+                f.write_str("ask for less, or raise the capacity")
+            }
+            Self::TimedOut { primitive: Primitive::Lock, name, limit: Duration::ZERO, .. } => {
                 write!(f, "the lock {name:?} is held")
             }
-            Self::TimedOut { what: "lock", name, limit, .. } => {
+            Self::TimedOut { primitive: Primitive::Lock, name, limit, .. } => {
                 write!(f, "the lock {name:?} was not acquired within {limit:?}")
             }
-            Self::TimedOut { what: "drain", name, limit, .. } => {
-                write!(f, "{name:?} was not drained within {limit:?}: permits are still held")
+            Self::TimedOut { primitive, name, limit: Duration::ZERO, full: None, .. } => {
+                write!(f, "no {} of {name:?} is free", primitive.grant())
             }
-            Self::TimedOut { what, name, limit: Duration::ZERO, full: None, .. } => {
-                write!(f, "no {what} of {name:?} is free")
-            }
-            Self::TimedOut { what, name, limit, full, next_start } => {
-                write!(f, "no {what} of {name:?} was acquired within {limit:?}")?;
+            Self::TimedOut { primitive, name, limit, full, next_start } => {
+                write!(f, "no {} of {name:?} was acquired within {limit:?}", primitive.grant())?;
                 if let Some((held, capacity)) = full {
                     write!(f, ": {held} of {capacity} are held")?;
                 }
@@ -161,14 +272,17 @@ impl fmt::Display for Error {
                 }
                 Ok(())
             }
-            Self::Lost { what: "lock", name, reason, .. } => {
-                write!(f, "the lock {name:?} was lost: {reason}")
+            Self::NotDrained { name, limit } => {
+                write!(f, "{name:?} was not drained within {limit:?}: permits are still held")
             }
-            Self::Lost { what: "place", name, id, .. } => {
+            Self::Cancelled { name, id } => {
                 write!(f, "the wait for {name:?} was cancelled: {id} was released by its id")
             }
-            Self::Lost { what, name, id, reason } => {
-                write!(f, "{what} {id} of {name:?} was lost: {reason}")
+            Self::Lost { primitive: Primitive::Lock, name, reason, .. } => {
+                write!(f, "the lock {name:?} was lost: {reason}")
+            }
+            Self::Lost { primitive, name, id, reason } => {
+                write!(f, "{} {id} of {name:?} was lost: {reason}", primitive.grant())
             }
             Self::Closed => f.write_str("the client was closed: open another one"),
             Self::Unavailable { what, timed_out, silent_for, .. } => {
@@ -179,7 +293,11 @@ impl fmt::Display for Error {
                     (None, false) => write!(f, "{what}: the store cannot be reached"),
                 }
             }
-            Self::Stopped { what } | Self::Refused { what } => f.write_str(what),
+            Self::WrongThread { what }
+            | Self::Stopped { what }
+            | Self::Denied { what }
+            | Self::NoRoom { what }
+            | Self::Unusable { what } => f.write_str(what),
             Self::Internal { what } => write!(f, "internal error: {what}"),
         }
     }
@@ -192,26 +310,6 @@ impl std::error::Error for Error {
             _ => None,
         }
     }
-}
-
-/// The code of an [`Error`]. Other programs that follow the same lock interface use the same codes.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[non_exhaustive]
-pub enum ErrorKind {
-    /// The store cannot be reached, or the client's background thread is not running.
-    ServiceUnavailable,
-    /// The store denied access or refused the request.
-    AuthFailed,
-    /// An argument is invalid.
-    InvalidArgument,
-    /// The store did not answer in time.
-    NetworkTimeout,
-    /// Nothing became free within the time limit.
-    AcquisitionTimeout,
-    /// The operation ended early: the permit, lock or lease was lost, or the client was closed.
-    Aborted,
-    /// A bug in this library.
-    Internal,
 }
 
 /// Why a permit, a lock or a lease was lost.
@@ -227,7 +325,7 @@ pub enum LossReason {
     /// The store no longer has it: an operator or another client released it by its id, it expired there, or the store
     /// lost its data.
     Missing,
-    /// This client released it, by its id or through its guard. For a place in the queue: any client, by its id.
+    /// This client released it, by its id or through its guard.
     Released,
     /// Its client was closed.
     Closed,

@@ -37,7 +37,8 @@ impl Semaphore {
     /// ```
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`] if the capacity is zero, or if the semaphore is pinned.
+    /// - [`Error::InvalidArgument`] if the capacity is zero.
+    /// - [`Error::Pinned`] if the semaphore is pinned.
     /// - All errors of [`unpin`](Self::unpin).
     ///
     /// # Cancel safety
@@ -70,10 +71,10 @@ impl Semaphore {
     /// # Errors
     /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time. The change may have been
     ///   made.
-    /// - [`Error::Refused`] if the store denies the request.
+    /// - [`Error::Denied`], [`Error::NoRoom`] or [`Error::Unusable`] if the store refuses the request.
     /// - [`Error::InvalidArgument`] if the semaphore was never used and has no limits, and this handle was built with
-    ///   [`unless_declared`](crate::SemaphoreBuilder::unless_declared), or if another program uses the semaphore's keys
-    ///   on Redis.
+    ///   [`unless_declared`](crate::SemaphoreBuilder::unless_declared).
+    /// - [`Error::ForeignData`] if another program uses the semaphore's keys on Redis.
     /// - [`Error::Stopped`] if the client's background thread is not running.
     /// - [`Error::Closed`] after [`Client::close`](crate::Client::close).
     ///
@@ -174,7 +175,7 @@ impl Semaphore {
     /// ```
     ///
     /// # Errors
-    /// - [`Error::TimedOut`] if permits are still held when the time limit of [`Drain::within`] passes.
+    /// - [`Error::NotDrained`] if permits are still held when the time limit of [`Drain::within`] passes.
     /// - [`Error::InvalidArgument`] if that limit is zero.
     /// - All errors of [`pause`](Self::pause).
     ///
@@ -192,11 +193,12 @@ impl Semaphore {
     /// its fences any more.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`] if anybody holds a permit or waits for one, if the store does not know the
-    ///   semaphore, or if another program uses the semaphore's keys on Redis.
+    /// - [`Error::InUse`] if anybody holds a permit or waits for one.
+    /// - [`Error::InvalidArgument`] if the store does not know the semaphore.
+    /// - [`Error::ForeignData`] if another program uses the semaphore's keys on Redis.
     /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time. The semaphore may have been
     ///   forgotten.
-    /// - [`Error::Refused`] if the store denies the request.
+    /// - [`Error::Denied`], [`Error::NoRoom`] or [`Error::Unusable`] if the store refuses the request.
     /// - [`Error::Stopped`] if the client's background thread is not running.
     /// - [`Error::Closed`] after [`Client::close`](crate::Client::close).
     ///
@@ -223,12 +225,10 @@ impl Semaphore {
                 Err(Error::invalid("name", format!("{name:?} {problem}")))
             }
             LimitsChanged::Pinned(capacity) => {
-                let problem = format!("{name:?} is pinned to {capacity}");
-                Err(Error::invalid("capacity", problem + ": unpin it, or pin another capacity"))
+                Err(Error::Pinned { name: name.to_owned(), capacity })
             }
             LimitsChanged::InUse { holding, waiting } => {
-                let problem = format!("{name:?} is in use: {holding} held, {waiting} waiting");
-                Err(Error::invalid("name", problem + ": drain it first, and cancel the waiters"))
+                Err(Error::InUse { name: name.to_owned(), holding, waiting })
             }
         }
     }
@@ -328,9 +328,8 @@ impl Drain {
         while semaphore.stats().await?.held() > 0 {
             let now = core.now();
             if until <= now {
-                let (what, name) = ("drain", semaphore.name().to_owned());
-                let limit = self.within.unwrap_or_default();
-                return Err(Error::TimedOut { what, name, limit, full: None, next_start: None });
+                let (name, limit) = (semaphore.name().to_owned(), self.within.unwrap_or_default());
+                return Err(Error::NotDrained { name, limit });
             }
             let deadline = Deadline::new(core, until.min(now + QUERY_INTERVAL));
             let _ = deadline.unless(std::future::pending::<()>()).await;

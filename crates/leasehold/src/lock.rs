@@ -90,8 +90,8 @@ impl Lock {
     /// # Errors
     /// - [`Error::TimedOut`] if the time limit passes or the retries are used up, or [`Error::Unavailable`] if the time
     ///   limit passes while the store is unreachable.
-    /// - [`Error::Refused`] if the store denies the request.
-    /// - [`Error::InvalidArgument`] if another program uses the lock's keys on Redis.
+    /// - [`Error::Denied`], [`Error::NoRoom`] or [`Error::Unusable`] if the store refuses the request.
+    /// - [`Error::ForeignData`] if another program uses the lock's keys on Redis.
     /// - [`Error::Stopped`] if the client's background thread is not running.
     /// - [`Error::Closed`] after [`Client::close`](crate::Client::close).
     ///
@@ -107,8 +107,8 @@ impl Lock {
     ///
     /// # Errors
     /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
-    /// - [`Error::Refused`] if the store denies the request.
-    /// - [`Error::InvalidArgument`] if another program uses the lock's keys on Redis.
+    /// - [`Error::Denied`], [`Error::NoRoom`] or [`Error::Unusable`] if the store refuses the request.
+    /// - [`Error::ForeignData`] if another program uses the lock's keys on Redis.
     /// - [`Error::Stopped`] if the client's background thread is not running.
     /// - [`Error::Closed`] after [`Client::close`](crate::Client::close).
     ///
@@ -353,7 +353,7 @@ impl LockSpec {
         let timed_out = |now: Moment| {
             let limit = limit.min(now.saturating_since(started));
             Error::TimedOut {
-                what: "lock",
+                primitive: Primitive::Lock,
                 name: self.key.to_string(),
                 limit,
                 full: None,

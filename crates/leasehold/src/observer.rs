@@ -120,7 +120,8 @@ pub struct PoolEvent {
 impl Observer<SemaphoreEvent> {
     pub(crate) fn into_callback(self) -> Callback {
         Box::new(move |event: &ObservedEvent<'_>| {
-            let ObservedEvent { operation, result, name, id, waited, held_for } = *event;
+            let ObservedEvent { operation, ref result, name, id, waited, held_for } = *event;
+            let result = result.clone();
             let operation = match operation {
                 Operation::Acquire => SemaphoreOperation::Acquire,
                 Operation::Release => SemaphoreOperation::Release,
@@ -138,7 +139,8 @@ impl Observer<SemaphoreEvent> {
 impl Observer<PoolEvent> {
     pub(crate) fn into_callback(self) -> Callback {
         Box::new(move |event: &ObservedEvent<'_>| {
-            let ObservedEvent { operation, result, name, id, waited, held_for } = *event;
+            let ObservedEvent { operation, ref result, name, id, waited, held_for } = *event;
+            let result = result.clone();
             let Id::Instance(id) = id else { return };
             let (name, instance_id) = (name.to_string(), id.to_string());
             self.notify(&PoolEvent { operation, result, name, instance_id, waited, held_for });

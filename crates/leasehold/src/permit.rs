@@ -15,7 +15,7 @@ use crate::engine::ticket::{Grant, Ticket};
 use crate::engine::watch::Acquiring;
 use crate::machine::ReleaseHint;
 use crate::semaphore::SemaphoreInner;
-use crate::{AcquisitionId, Error, Fence, LossReason};
+use crate::{AcquisitionId, Error, Fence, LossReason, Primitive};
 
 /// A guard that holds a permit until it is released or dropped.
 ///
@@ -171,8 +171,8 @@ impl Permit {
     ///
     /// # Errors
     /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
-    /// - [`Error::Refused`] if the store denies the request.
-    /// - [`Error::InvalidArgument`] if another program uses the semaphore's keys on Redis.
+    /// - [`Error::Denied`], [`Error::NoRoom`] or [`Error::Unusable`] if the store refuses the request.
+    /// - [`Error::ForeignData`] if another program uses the semaphore's keys on Redis.
     /// - [`Error::Stopped`] if the client's background thread is not running.
     ///
     /// After every error except `Stopped`, the client repeats the release in the background. On Redis the permit
@@ -205,8 +205,8 @@ impl Permit {
 
     fn lost_error(&self, reason: LossReason) -> Error {
         let name = self.semaphore.as_ref().map(|semaphore| semaphore.spec.named.name().to_string());
-        let (what, id) = ("permit", self.id.to_string());
-        Error::Lost { what, name: name.unwrap_or_default(), id, reason }
+        let (primitive, id) = (Primitive::Semaphore, self.id.to_string());
+        Error::Lost { primitive, name: name.unwrap_or_default(), id, reason }
     }
 }
 

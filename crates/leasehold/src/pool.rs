@@ -90,10 +90,10 @@ impl Pool {
     /// Acquires a lease for this instance, if one is free. If the instance already holds a lease, the lease is renewed.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`] if the instance id is empty, longer than 512 bytes, or contains control characters,
-    ///   or if another program uses the pool's keys on Redis.
+    /// - [`Error::InvalidArgument`] if the instance id is empty, longer than 512 bytes, or contains control characters.
+    /// - [`Error::ForeignData`] if another program uses the pool's keys on Redis.
     /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
-    /// - [`Error::Refused`] if the store denies the request.
+    /// - [`Error::Denied`], [`Error::NoRoom`] or [`Error::Unusable`] if the store refuses the request.
     /// - [`Error::Stopped`] if the client's background thread is not running.
     /// - [`Error::Closed`] after [`Client::close`](crate::Client::close).
     ///
@@ -124,7 +124,6 @@ impl Pool {
         let (id, sent) = (instance.clone(), self.inner.engine.core().now());
         let answer = self.inner.call(PoolAction::Renew { instance }, RenewStatus::of).await;
         let renewed = answer.as_ref().map(|answer| answer.status == RenewStatus::Renewed);
-        let renewed = renewed.map_err(Error::kind);
         self.inner.watch.renewed(|| Id::Instance(id), renewed, sent);
         answer
     }
@@ -144,7 +143,6 @@ impl Pool {
         let answer = core.call_to_the_end(part).await.and_then(outcome_of);
         let answer = answer.and_then(|outcome| typed(outcome, ReleaseStatus::of));
         let released = answer.as_ref().map(|answer| answer.status == ReleaseStatus::Released);
-        let released = released.map_err(Error::kind);
         self.inner.watch.released(|| Id::Instance(instance), released);
         answer
     }
@@ -153,8 +151,8 @@ impl Pool {
     ///
     /// # Errors
     /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
-    /// - [`Error::Refused`] if the store denies the request.
-    /// - [`Error::InvalidArgument`] if another program uses the pool's keys on Redis.
+    /// - [`Error::Denied`], [`Error::NoRoom`] or [`Error::Unusable`] if the store refuses the request.
+    /// - [`Error::ForeignData`] if another program uses the pool's keys on Redis.
     /// - [`Error::Stopped`] if the client's background thread is not running.
     /// - [`Error::Closed`] after [`Client::close`](crate::Client::close).
     ///
@@ -192,9 +190,9 @@ impl Pool {
     /// # Errors
     /// - [`Error::TimedOut`] if the time limit passes or the retries are used up, or [`Error::Unavailable`] if the time
     ///   limit passes while the store is unreachable. `TimedOut` contains how many leases were held.
-    /// - [`Error::InvalidArgument`] if the instance id is empty, longer than 512 bytes, or contains control characters,
-    ///   or if another program uses the pool's keys on Redis.
-    /// - [`Error::Refused`] if the store denies the request.
+    /// - [`Error::InvalidArgument`] if the instance id is empty, longer than 512 bytes, or contains control characters.
+    /// - [`Error::ForeignData`] if another program uses the pool's keys on Redis.
+    /// - [`Error::Denied`], [`Error::NoRoom`] or [`Error::Unusable`] if the store refuses the request.
     /// - [`Error::Stopped`] if the client's background thread is not running.
     /// - [`Error::Closed`] after [`Client::close`](crate::Client::close).
     ///
@@ -393,7 +391,7 @@ impl PoolSpec {
             let so_far = core.now().saturating_since(started);
             if nth >= self.retry.max_times() || so_far >= limit {
                 return Err(Error::TimedOut {
-                    what: "lease",
+                    primitive: Primitive::Pool,
                     name: self.name.to_string(),
                     limit: limit.min(so_far),
                     full: Some((held, self.capacity)),

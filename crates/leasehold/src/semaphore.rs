@@ -82,11 +82,12 @@ impl Semaphore {
     /// # Errors
     /// - [`Error::TimedOut`] if the time limit passes, or [`Error::Unavailable`] if it passes while the store is
     ///   unreachable.
-    /// - [`Error::InvalidArgument`] if the time limit or the weight is zero, if the weight exceeds the capacity, or if
-    ///   another program uses the semaphore's keys on Redis.
-    /// - [`Error::Lost`] if the permit was lost after the grant and before the future was polled again, or if its id
-    ///   was [released](Self::release) during the wait.
-    /// - [`Error::Refused`] if the store denies the request.
+    /// - [`Error::InvalidArgument`] if the time limit or the weight is zero.
+    /// - [`Error::TooHeavy`] if the weight exceeds the capacity.
+    /// - [`Error::ForeignData`] if another program uses the semaphore's keys on Redis.
+    /// - [`Error::Cancelled`] if its id was [released](Self::release) during the wait.
+    /// - [`Error::Lost`] if the permit was lost after the grant and before the future was polled again.
+    /// - [`Error::Denied`], [`Error::NoRoom`] or [`Error::Unusable`] if the store refuses the request.
     /// - [`Error::Stopped`] if the client's background thread is not running.
     /// - [`Error::Closed`] after [`Client::close`](crate::Client::close).
     ///
@@ -104,10 +105,11 @@ impl Semaphore {
     ///
     /// # Errors
     /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
-    /// - [`Error::InvalidArgument`] if the weight is zero or exceeds the capacity, or if another program uses the
-    ///   semaphore's keys on Redis.
+    /// - [`Error::InvalidArgument`] if the weight is zero.
+    /// - [`Error::TooHeavy`] if the weight exceeds the capacity.
+    /// - [`Error::ForeignData`] if another program uses the semaphore's keys on Redis.
     /// - [`Error::Lost`] if the permit was lost after the grant and before the future was polled again.
-    /// - [`Error::Refused`] if the store denies the request.
+    /// - [`Error::Denied`], [`Error::NoRoom`] or [`Error::Unusable`] if the store refuses the request.
     /// - [`Error::Stopped`] if the client's background thread is not running.
     /// - [`Error::Closed`] after [`Client::close`](crate::Client::close).
     ///
@@ -156,14 +158,14 @@ impl Semaphore {
     /// If the permit still has a guard, the guard is notified of the loss. In this client that happens at once. Another
     /// client notifies its guard when it learns of the release from the store.
     ///
-    /// An id that is still waiting is removed from the queue, and its acquire fails with [`Error::Lost`], whose `what` is
-    /// `place`. In this client that happens at once. Another client is notified by the store; if it misses that, it
-    /// learns with its next query.
+    /// An id that is still waiting is removed from the queue, and its acquire fails with [`Error::Cancelled`]. In this
+    /// client that happens at once. Another client is notified by the store; if it misses that, it learns with its next
+    /// query.
     ///
     /// # Errors
     /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
-    /// - [`Error::Refused`] if the store denies the request.
-    /// - [`Error::InvalidArgument`] if another program uses the semaphore's keys on Redis.
+    /// - [`Error::Denied`], [`Error::NoRoom`] or [`Error::Unusable`] if the store refuses the request.
+    /// - [`Error::ForeignData`] if another program uses the semaphore's keys on Redis.
     /// - [`Error::Stopped`] if the client's background thread is not running.
     ///
     /// After every error except `Stopped`, the client repeats the release in the background.
@@ -184,8 +186,8 @@ impl Semaphore {
     /// # Errors
     /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time. The id may have been
     ///   released.
-    /// - [`Error::Refused`] if the store denies the request.
-    /// - [`Error::InvalidArgument`] if another program uses the semaphore's keys on Redis.
+    /// - [`Error::Denied`], [`Error::NoRoom`] or [`Error::Unusable`] if the store refuses the request.
+    /// - [`Error::ForeignData`] if another program uses the semaphore's keys on Redis.
     /// - [`Error::Stopped`] if the client's background thread is not running.
     /// - [`Error::Closed`] after [`Client::close`](crate::Client::close).
     ///
@@ -229,8 +231,8 @@ impl Semaphore {
     ///
     /// # Errors
     /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
-    /// - [`Error::Refused`] if the store denies the request.
-    /// - [`Error::InvalidArgument`] if another program uses the semaphore's keys on Redis.
+    /// - [`Error::Denied`], [`Error::NoRoom`] or [`Error::Unusable`] if the store refuses the request.
+    /// - [`Error::ForeignData`] if another program uses the semaphore's keys on Redis.
     /// - [`Error::Stopped`] if the client's background thread is not running.
     ///
     /// # Cancel safety

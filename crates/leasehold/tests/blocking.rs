@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use leasehold::blocking::{self, Wait};
-use leasehold::{AcquireStatus, Client, Error, LossReason, Permit, Retry, Semaphore};
+use leasehold::{AcquireStatus, Client, Error, LossReason, Permit, Primitive, Retry, Semaphore};
 use testkit::wait::{TIME_LIMIT, eventually, until};
 
 fn has_waiters(semaphore: &Semaphore, expected: usize) {
@@ -103,7 +103,10 @@ fn locks_and_pools(client: &Client) {
     let guard = lock.acquire().wait().unwrap();
     assert!(lock.try_acquire().wait().unwrap().is_none());
     let refused = lock.acquire().wait();
-    assert!(matches!(refused, Err(Error::TimedOut { what: "lock", .. })), "{refused:?}");
+    assert!(
+        matches!(refused, Err(Error::TimedOut { primitive: Primitive::Lock, .. })),
+        "{refused:?}"
+    );
     guard.extend(Duration::from_secs(60)).wait().unwrap();
     let info = client.locks().lookup("key").wait().unwrap().expect("it is held");
     assert_eq!(info.label.as_deref(), Some("a thread"));
@@ -127,7 +130,7 @@ fn limits_and_statistics(client: &Client) {
     semaphore.pause().reason("a test").wait().unwrap();
     assert!(semaphore.try_acquire().wait().unwrap().is_none());
     let busy = semaphore.drain().within(Duration::from_millis(20)).wait().unwrap_err();
-    assert!(matches!(busy, Error::TimedOut { what: "drain", .. }), "{busy}");
+    assert!(matches!(busy, Error::NotDrained { .. }), "{busy}");
     let all = client.stats().names(["limited"]).fetch().wait().unwrap();
     assert_eq!((all[0].held(), all[0].capacity()), (1, 2));
     let id = held.detach();
@@ -172,7 +175,7 @@ fn on_redis() {
 
 fn assert_refused<T>(result: Result<T, Error>) {
     let Err(error) = result else { panic!("the call blocked the runtime") };
-    assert!(matches!(error, Error::InvalidArgument { what: "wait", .. }), "{error}");
+    assert!(matches!(error, Error::WrongThread { .. }), "{error}");
     for hint in ["belongs to a Tokio runtime", "await the future", "leasehold::blocking::allow"] {
         assert!(error.to_string().contains(hint), "{error}");
     }

@@ -4,10 +4,10 @@ use std::fmt::Debug;
 use std::time::Duration;
 
 use leasehold::{
-    Acquire, AcquisitionId, Client, ClientId, Error, ErrorKind, Fence, FenceGate, HeldLock, Lock,
-    LockBuilder, LockEvent, LockGuard, LockId, LockInfo, Locks, LossReason, Lost, Member,
-    MemoryBuilder, Observer, Permit, RawLockInfo, Retry, Semaphore, SemaphoreBuilder,
-    SemaphoreStats, StaleFence, Stats,
+    Acquire, AcquisitionId, Client, ClientId, Error, Fence, FenceGate, HeldLock, Lock, LockBuilder,
+    LockEvent, LockGuard, LockId, LockInfo, Locks, LossReason, Lost, Member, MemoryBuilder,
+    Observer, Permit, RawLockInfo, Retry, Semaphore, SemaphoreBuilder, SemaphoreStats, StaleFence,
+    Stats,
 };
 use testkit::by_hand::ByHand;
 use testkit::conformance::Store;
@@ -285,7 +285,6 @@ mod types {
         anywhere::<Client>();
         anywhere::<ClientId>();
         anywhere::<Error>();
-        anywhere::<ErrorKind>();
         anywhere::<Fence>();
         anywhere::<FenceGate>();
         anywhere::<HeldLock>();

@@ -56,7 +56,7 @@ async fn a_reader_sees_all(user: &str, reader: &str) {
     assert_eq!(clients().await.len(), 1, "a client that only reads has no record");
 
     let refused =
-        |what: Result<(), Error>| assert!(matches!(what, Err(Error::Refused { .. })), "{what:?}");
+        |what: Result<(), Error>| assert!(matches!(what, Err(Error::Denied { .. })), "{what:?}");
     let semaphore = reading.semaphore("api", 1).build().unwrap();
     refused(deadline(semaphore.acquire()).await.map(drop));
     refused(deadline(semaphore.try_acquire()).await.map(drop));
@@ -230,9 +230,9 @@ async fn a_listing_without_permission_is_refused() {
     user.arg("SETUSER").arg("narrow").arg(&rules).exec(&mut server.connection()).unwrap();
     let reading = connect_to_read(&server.url_with("narrow", "secret")).await;
     let pools = deadline(reading.pools().list(10)).await;
-    assert!(matches!(pools, Err(Error::Refused { .. })), "{pools:?}");
+    assert!(matches!(pools, Err(Error::Denied { .. })), "{pools:?}");
     let clients = async || deadline(reading.clients(10)).await;
-    eventually(async || matches!(clients().await, Err(Error::Refused { .. }))).await;
+    eventually(async || matches!(clients().await, Err(Error::Denied { .. }))).await;
 }
 
 /// Renewed holders move to the end, and the others move up meanwhile.

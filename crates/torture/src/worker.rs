@@ -325,7 +325,7 @@ async fn wait(mut context: TaskContext) {
 fn how(error: &Error) -> How {
     match error {
         Error::TimedOut { .. } => How::TimedOut,
-        Error::Lost { .. } => How::Lost,
+        Error::Lost { .. } | Error::Cancelled { .. } => How::Lost,
         Error::Closed => How::Cancelled,
         Error::Unavailable { .. } => How::Failed,
         other => {

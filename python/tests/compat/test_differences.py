@@ -180,11 +180,11 @@ async def test_a_refusal_is_also_one_of_the_package_redis(ours: Subject) -> None
     expected: Any = redis.exceptions.AuthenticationError
     with pytest.raises(expected) as raised:
         await ours.make(1, config=RedisConfig(url=url)).acquire()
-    assert isinstance(raised.value, leasehold.Refused)
+    assert isinstance(raised.value, leasehold.Denied)
     assert isinstance(raised.value, PermissionError)
     # A worker process can send it to its parent.
     sent = pickle.loads(pickle.dumps(raised.value))
-    assert (type(sent), str(sent)) == (leasehold.Refused, str(raised.value))
+    assert (type(sent), str(sent)) == (leasehold.Denied, str(raised.value))
 
 
 @in_loop

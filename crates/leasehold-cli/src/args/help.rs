@@ -15,13 +15,13 @@ Examples:
 Exit codes:
   the child's    the child ran and ended (128 + n if by signal n)
   1              nothing has that name or id; doctor: leases are not safe on the store
-  64             bad usage or bad input
-  69             store unreachable, also if --wait ends during an outage
+  64             bad usage or bad input, a pinned limit, a name that another program uses
+  69             store unreachable, also if --wait ends during an outage; no room in the store
   70             internal error
   75             run, lock: not acquired, because --wait ran out or --no-wait was given (-E sets
                  another code); drain, forget: the name is in use; bench: another bench is running
-  77             the store refuses the client: access denied, the scheme of the URL does not match
-                 the server (single, Sentinel or Cluster), no such database, a full disk
+  77             access denied, or the store cannot be used: the scheme of the URL does not match
+                 the server (single, Sentinel or Cluster), no such database, a damaged file
   124            the lease was lost or its TTL ended, and the child was stopped
   126            the child could not be run
   127            the child was not found
@@ -264,9 +264,9 @@ Exit codes:
   0   leases are safe, though there may be warnings
   1   something does not work, or leases are not safe on this store
   64  --store is not the URL of a store
-  69  the store is unreachable or does not exist
-  77  the store refuses the client: access denied, or the scheme of the URL does not match the
-      server (single, Sentinel or Cluster)
+  69  the store is unreachable, is full or does not exist
+  77  access denied, or the store cannot be used: the scheme of the URL does not match the server
+      (single, Sentinel or Cluster), the file is damaged or belongs to another program
 
 doctor acquires and releases a semaphore, a lock and a pool named leasehold-doctor. The store keeps
 the last fence of the lock, and nothing of the semaphore and the pool.";

@@ -85,7 +85,7 @@ async fn examine(store: &Store) -> Report {
 async fn try_everything(client: &Client, report: &mut Report) {
     try_primitives(client, report).await;
     // If the store is unreachable, each query would take the whole answer time-out.
-    if report.code != Some(UNAVAILABLE) {
+    if !report.is_unreachable {
         round_trip(client, report).await;
         if let Ok(semaphore) = client.semaphore(TRIAL, CROWD).build() {
             // This fails if another doctor uses it.
@@ -105,7 +105,7 @@ async fn try_primitives(client: &Client, report: &mut Report) {
         }
     };
     report.tried("semaphore", semaphore.await, begun);
-    if report.code == Some(UNAVAILABLE) {
+    if report.is_unreachable {
         return;
     }
     let begun = Instant::now();
@@ -190,6 +190,8 @@ struct Report {
     findings: Vec<Finding>,
     /// The exit code of the first failure.
     code: Option<u8>,
+    /// Whether the store did not answer.
+    is_unreachable: bool,
     keys_and_channels: String,
     /// Whether the store has several servers, each of which is reported.
     has_nodes: bool,
@@ -202,7 +204,15 @@ impl Report {
         let keys_and_channels = store.keys_and_channels();
         let has_nodes =
             matches!(store.deployment(), Some(Deployment::Cluster(_) | Deployment::Sentinel(_)));
-        Self { findings: Vec::new(), code: None, keys_and_channels, has_nodes, servers: None }
+        let findings = Vec::new();
+        Self {
+            findings,
+            code: None,
+            is_unreachable: false,
+            keys_and_channels,
+            has_nodes,
+            servers: None,
+        }
     }
 
     fn add(&mut self, check: &'static str, verdict: Verdict, says: String, advice: Option<String>) {
@@ -229,17 +239,22 @@ impl Report {
     }
 
     fn failed(&mut self, check: &'static str, error: &Error) {
-        let (says, code) = (failure::text(error), Failure::from(error.clone()).code);
+        let (says, code) = (failure::text(error), failure::code(error));
+        self.is_unreachable |= matches!(error, Error::Unavailable { .. } | Error::Stopped { .. });
         let allow = format!("let the server's ACL allow it, for {}", self.keys_and_channels);
         let advice = advice(error);
-        let advice = match (code, advice.as_deref()) {
-            (REFUSED, _) if says.contains("missing permission") => &allow,
+        let advice = match (error, advice.as_deref()) {
+            (Error::Denied { .. }, _) if says.contains("missing permission") => &allow,
             // The findings about the other servers say more.
-            (UNAVAILABLE, Some(advice)) if self.has_nodes && advice.starts_with("start it") => {
+            (Error::Unavailable { .. }, Some(advice))
+                if self.has_nodes && advice.starts_with("start it") =>
+            {
                 "start the servers below that do not answer, or correct --store"
             }
             (_, Some(advice)) => advice,
-            (REFUSED, None) => "see the message and the server's log",
+            (Error::Denied { .. } | Error::Unusable { .. }, None) => {
+                "see the message and the server's log"
+            }
             (_, None) => "correct --store",
         };
         self.bad(check, says, advice);

@@ -91,7 +91,7 @@ pub(crate) fn drain(arguments: &DrainArgs) -> Result<u8, Failure> {
                 None => drain,
             };
             let Err(error) = drain.await else { return Ok(()) };
-            if !matches!(error, leasehold::Error::TimedOut { .. }) {
+            if !matches!(error, leasehold::Error::NotDrained { .. }) {
                 return Err(error.into());
             }
             let limit = humantime::format_duration(arguments.wait.unwrap_or_default());

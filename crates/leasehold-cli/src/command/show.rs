@@ -59,7 +59,11 @@ async fn find_named(client: &Client, name: &str) -> Result<Vec<NamedResource>, F
             Ok(one) => found.extend(one),
             // A name that is invalid for a lock or a pool cannot be one, which is not an error here.
             Err(Error::InvalidArgument { .. }) if kind != "semaphore" => {}
-            Err(error @ (Error::InvalidArgument { .. } | Error::Refused { .. })) => {
+            Err(
+                error @ (Error::InvalidArgument { .. }
+                | Error::ForeignData { .. }
+                | Error::Denied { .. }),
+            ) => {
                 refused.get_or_insert((kind, error));
             }
             Err(error) => return Err(error.into()),

@@ -60,7 +60,11 @@ pub(super) fn watch(store: &StoreArgs, name: &str) -> Result<u8, Failure> {
         for kind in [Kind::Semaphore, Kind::Lock, Kind::Pool] {
             match Detail::fetch(client, kind, name).await.0 {
                 Ok(found) => kinds.extend(found.map(|_| kind)),
-                Err(error @ (Error::InvalidArgument { .. } | Error::Refused { .. })) => {
+                Err(
+                    error @ (Error::InvalidArgument { .. }
+                    | Error::ForeignData { .. }
+                    | Error::Denied { .. }),
+                ) => {
                     refused.get_or_insert(error);
                 }
                 Err(error) => return Err(error.into()),

@@ -49,7 +49,7 @@ fn permitted<T>(
     hidden: &mut Vec<&'static str>,
 ) -> Result<Vec<T>, Error> {
     match read {
-        Err(Error::Refused { .. }) => {
+        Err(Error::Denied { .. }) => {
             hidden.push(what);
             Ok(Vec::new())
         }

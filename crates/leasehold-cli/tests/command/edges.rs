@@ -92,15 +92,15 @@ fn a_refused_file_gets_no_files_beside_it() {
     other.pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(())).unwrap();
     other.execute_batch("CREATE TABLE notes (text)").unwrap();
     let before = names(directory.path());
-    for (name, code, says) in [
-        ("null", 64, "is not a regular file: choose another path"),
-        ("folder", 64, "is not a regular file: choose another path"),
-        ("open", 77, "is open to other users (mode 644)"),
-        ("other", 64, "is a database of another program: choose another path"),
+    for (name, says) in [
+        ("null", "is not a regular file: choose another path"),
+        ("folder", "is not a regular file: choose another path"),
+        ("open", "is open to other users (mode 644)"),
+        ("other", "is a database of another program: choose another path"),
     ] {
         for words in [&["run", "it", "--", "true"][..], &["ls"]] {
             let ended = run(&url(name), words);
-            assert_eq!(ended.code, code, "{ended:?}");
+            assert_eq!(ended.code, 77, "{ended:?}");
             assert!(ended.stderr.contains(says), "{ended:?}");
             assert!(says.contains("other users") || !ended.stderr.contains("chmod"), "{ended:?}");
         }
@@ -158,10 +158,8 @@ fn a_server_in_protected_mode_says_so() {
     let ended = run(&format!("redis://{address}:{}", server.port()), &["doctor"]);
     assert_eq!(ended.code, 77, "{ended:?}");
     assert!(ended.stdout.contains("protected mode"), "{ended:?}");
-    assert!(
-        ended.stdout.contains("-> connect from its own host, or give it a password"),
-        "{ended:?}"
-    );
+    let advice = ": connect from its own host, or give it a password";
+    assert!(ended.stdout.contains(advice), "{ended:?}");
 }
 
 #[test]
@@ -270,7 +268,7 @@ fn a_store_on_a_read_only_disk_can_be_listed() {
         "$2" run other -- true || echo "run: $?"
         kill -9 $pid
     "#;
-    for how in ["full", "read-only"] {
+    for (how, refused) in [("full", "run: 69\n"), ("read-only", "run: 77\n")] {
         let mut command = leasehold("");
         let program = command.get_program().to_owned();
         let mut unshare = Command::new("unshare");
@@ -293,7 +291,7 @@ fn a_store_on_a_read_only_disk_can_be_listed() {
             "{how}: {ended:?}"
         );
         assert!(
-            ended.stdout.contains("lookup: 1\n") && ended.stdout.contains("run: 77\n"),
+            ended.stdout.contains("lookup: 1\n") && ended.stdout.contains(refused),
             "{how}: {ended:?}"
         );
         assert!(

@@ -80,6 +80,31 @@ fn a_store_whose_directory_does_not_exist_is_64() {
 }
 
 #[test]
+fn a_name_of_another_program_is_64() {
+    let server = RedisServer::start();
+    let mut redis = server.connection();
+    redis::cmd("RPUSH").arg("adv-sem:semaphore_main:it").arg("x").exec(&mut redis).unwrap();
+    let ended = run(&server.url(), &["run", "it", "--", "true"]);
+    assert_eq!(ended.code, 64, "{ended:?}");
+    let message = "leasehold: \"it\": the key \"adv-sem:semaphore_main:it\" on ";
+    assert!(ended.stderr.starts_with(message), "{ended:?}");
+}
+
+#[test]
+fn a_store_without_room_is_69() {
+    let server = RedisServer::start();
+    let mut redis = server.connection();
+    for (setting, value) in [("maxmemory-policy", "noeviction"), ("maxmemory", "1")] {
+        redis::cmd("CONFIG").arg("SET").arg(setting).arg(value).exec(&mut redis).unwrap();
+    }
+    for arguments in [&["lock", "it", "--", "true"][..], &["doctor"]] {
+        let ended = run(&server.url(), arguments);
+        assert_eq!(ended.code, 69, "{arguments:?}: {ended:?}");
+        assert!(format!("{ended:?}").contains("is out of memory"), "{arguments:?}: {ended:?}");
+    }
+}
+
+#[test]
 fn a_store_that_cannot_be_reached_is_69() {
     for arguments in [&["ls"][..], &["run", "it", "--", "true"], &["doctor"]] {
         let ended = run("redis://127.0.0.1:1", arguments);
@@ -94,6 +119,16 @@ fn a_store_that_refuses_us_is_77() {
         let ended = run(&server.url_with("", "wrong"), arguments);
         assert_eq!(ended.code, 77, "{arguments:?}: {ended:?}");
         assert!(!ended.stderr.contains("wrong@") && !ended.stderr.contains("secret"));
+    }
+}
+
+#[test]
+fn a_store_that_cannot_be_used_is_77() {
+    let server = RedisServer::start();
+    let url = server.url().replace("redis://", "redis-cluster://");
+    for arguments in [&["ls"][..], &["run", "it", "--", "true"], &["doctor"]] {
+        let ended = run(&url, arguments);
+        assert_eq!(ended.code, 77, "{arguments:?}: {ended:?}");
     }
 }
 

@@ -126,7 +126,7 @@ fn a_file_of_another_program_is_not_changed() {
     let file = directory.path().join("notes.txt");
     std::fs::write(&file, "nothing to do with leases, and open to others").unwrap();
     let ended = run(&format!("sqlite:{}", file.display()), &["run", "it", "--", "true"]);
-    assert_eq!(ended.code, 64, "{ended:?}");
+    assert_eq!(ended.code, 77, "{ended:?}");
     assert!(ended.stderr.contains("is not a leasehold store"), "{ended:?}");
     assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 1, "a file was created beside it");
 }

@@ -212,7 +212,7 @@ fn a_child_that_weighs_more_waits_for_all_of_it() {
             |weight, word| ["run", "-n", "3", "--weight", weight, "it", "--", "sh", "-c", word];
         let mut light = Running::start(&store.url(), &line("1", "echo begun; exec sleep 60"));
         assert_eq!(light.line(), "begun");
-        fails(&store, &["run", "--weight", "4", "it", "--", "true"], 64, &["weight: it is 4", "3"]);
+        fails(&store, &["run", "--weight", "4", "it", "--", "true"], 64, &["the weight is 4", "3"]);
         let no_wait = ["run", "--no-wait", "--weight", "3", "it", "--", "true"];
         fails(&store, &no_wait, 75, &["3 units of \"it\" are not free"]);
         let inspector = Inspector::new(&store.url());

@@ -171,7 +171,7 @@ fn an_address_that_drops_packets_is_69() {
 
 /// Waiting does not help.
 #[test]
-fn a_full_disk_is_77() {
+fn a_full_disk_is_69() {
     let directory = tempfile::tempdir().unwrap();
     let disk = directory.path().to_str().unwrap();
     let mount = ["-t", "tmpfs", "-o", "size=1m", "tmpfs", disk];
@@ -183,7 +183,7 @@ fn a_full_disk_is_77() {
     let url = format!("sqlite:{disk}/store.db");
     let mut filler = File::create(directory.path().join("filler")).unwrap();
     while filler.write_all(&[0; 4096]).is_ok() {}
-    let checked = std::panic::catch_unwind(|| all_end_with(77, &url));
+    let checked = std::panic::catch_unwind(|| all_end_with(69, &url));
     drop(filler);
     assert!(std::process::Command::new("umount").args(["-l", disk]).status().unwrap().success());
     if let Err(panic) = checked {

@@ -40,10 +40,12 @@ impl Client {
     /// ```
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`] if there can be no store at this path: its directory does not exist, it is a file of
-    ///   another program, or it is on a network file system.
-    /// - [`Error::Refused`] if the file cannot be read or written, if other users can read or write it, if a newer
-    ///   version created it, if it is damaged, or if the disk is full.
+    /// - [`Error::InvalidArgument`] if there can be no file at this path, for example because its directory does not
+    ///   exist.
+    /// - [`Error::Denied`] if the file cannot be read or written, or belongs to another user.
+    /// - [`Error::Unusable`] if the file belongs to another program, is damaged, was created by a newer version, is on a
+    ///   network file system, or can be read or written by other users.
+    /// - [`Error::NoRoom`] if the disk is full.
     /// - [`Error::Unavailable`] if the file cannot be opened within 5 s ([`LocalBuilder::answer_timeout`]), for example
     ///   because another process is stopped in the middle of a transaction.
     /// - [`Error::Stopped`] if the client's background thread cannot be started.
@@ -116,7 +118,7 @@ impl LocalBuilder {
     }
 
     /// Makes the client read-only. It can fetch statistics, and look up locks with
-    /// [`Locks::lookup`](crate::Locks::lookup) and similar functions. Everything else fails with [`Error::Refused`].
+    /// [`Locks::lookup`](crate::Locks::lookup) and similar functions. Everything else fails with [`Error::Denied`].
     /// The client writes nothing, so it works on a full disk and on a read-only file system. The store must exist and
     /// must have been used since the machine was booted.
     pub fn read_only(mut self) -> Self {

@@ -17,11 +17,11 @@ impl Client {
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() {
-    /// use leasehold::{Client, ErrorKind};
+    /// use leasehold::{Client, Error};
     ///
     /// // Nothing listens on this port.
     /// let error = Client::redis("redis://127.0.0.1:1").await.unwrap_err();
-    /// assert_eq!(error.kind(), ErrorKind::ServiceUnavailable);
+    /// assert!(matches!(error, Error::Unavailable { .. }));
     /// let expected = "connecting to redis://127.0.0.1:1: the store cannot be reached";
     /// assert_eq!(error.to_string(), expected);
     /// # }
@@ -30,8 +30,8 @@ impl Client {
     /// # Errors
     /// - [`Error::InvalidArgument`] if the URL is invalid.
     /// - [`Error::Unavailable`] if the server cannot be reached or does not answer in time.
-    /// - [`Error::Refused`] if the server denies access, is too old, is a read-only replica, or is not of the kind that
-    ///   the URL names.
+    /// - [`Error::Denied`] if the server denies access.
+    /// - [`Error::Unusable`] if the server is too old, is a read-only replica, or is not of the kind that the URL names.
     /// - [`Error::Stopped`] if the client's background thread cannot be started.
     ///
     /// # Cancel safety
@@ -187,7 +187,7 @@ impl RedisBuilder {
     }
 
     /// Makes the client read-only. It can fetch statistics, and look up locks with
-    /// [`Locks::lookup`](crate::Locks::lookup) and similar functions. Everything else fails with [`Error::Refused`].
+    /// [`Locks::lookup`](crate::Locks::lookup) and similar functions. Everything else fails with [`Error::Denied`].
     /// The Redis user of the client needs no permission to write, to run scripts or to subscribe.
     pub fn read_only(mut self) -> Self {
         self.purpose = Purpose::Reading;

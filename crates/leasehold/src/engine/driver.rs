@@ -378,8 +378,10 @@ impl<P: Protocol> Driver<P> {
             }
             Notice::Renewed { owner, result, sent } => {
                 if owner.spec.watch().reports_renewals() {
-                    let report = move || owner.spec.watch().renewed(|| owner.spec.id(owner.id), result, sent);
-                    deferred.add(report);
+                    deferred.add(move || {
+                        let (id, result) = (|| owner.spec.id(owner.id), result.as_ref().copied());
+                        owner.spec.watch().renewed(id, result, sent);
+                    });
                 }
             }
             Notice::Released { owner, outcome } => {

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use super::watch::{Id, Watch};
-use crate::AcquisitionId;
 use crate::clock::Moment;
 use crate::machine::{ReleaseHint, Terms};
 use crate::name::Name;
+use crate::{AcquisitionId, Primitive};
 
 pub(crate) trait LeaseSpec: Send + Sync {
     /// The name, the clock, the metrics, the observer and the tracing spans.
@@ -31,9 +31,8 @@ pub(crate) trait LeaseSpec: Send + Sync {
         None
     }
 
-    /// What is acquired, as errors call it: a permit, a lock or a lease.
-    fn what(&self) -> &'static str {
-        self.watch().primitive.grant()
+    fn primitive(&self) -> Primitive {
+        self.watch().primitive
     }
 
     fn name(&self) -> &Name {

@@ -61,10 +61,11 @@ pub(crate) fn failed_outcome(error: &Error) -> &'static str {
     match error {
         Error::TimedOut { .. } => "timed_out",
         Error::Closed => "closed",
+        Error::Cancelled { .. } => "cancelled",
         Error::Lost { .. } => "lost",
         Error::Unavailable { .. } => "unavailable",
-        Error::Refused { .. } => "denied",
-        Error::InvalidArgument { .. } | Error::Stopped { .. } | Error::Internal { .. } => "error",
+        Error::Denied { .. } | Error::NoRoom { .. } | Error::Unusable { .. } => "denied",
+        _ => "error",
     }
 }
 

@@ -85,7 +85,9 @@ impl RemoteName {
         &self,
         query: impl FnOnce(&dyn RemoteBackend, &Name) -> BoxFuture<T>,
     ) -> BoxFuture<T> {
-        self.core.run(query(&*self.protocol.backend, self.name()))
+        let name = self.name().clone();
+        let answered = self.core.run(query(&*self.protocol.backend, &name));
+        Box::pin(async move { answered.await.map_err(|error| error.in_name(name.as_str())) })
     }
 }
 

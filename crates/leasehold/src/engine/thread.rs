@@ -276,6 +276,7 @@ impl Thread {
             }
         };
         for (((source, command), part), answer) in sources.iter().zip(&**parts).zip(answers) {
+            let answer = answer.map_err(|error| part.named_in(error));
             source.clone().answered(part, command.as_ref(), answer, *sent, round_trip);
         }
     }

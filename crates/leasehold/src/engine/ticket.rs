@@ -278,7 +278,7 @@ impl Ticket {
         deferred.add(move || {
             let log = || {
                 let (name, id) = (spec.watch().public_name(), spec.id(id));
-                event!(warn, name = &*name, %id, %reason, "{} lost", spec.what());
+                event!(warn, name = &*name, %id, %reason, "{} lost", spec.primitive().grant());
             };
             spec.watch().lost(|| spec.id(id), reason, hold, log);
         });
@@ -504,15 +504,15 @@ impl Ticket {
 
     pub(crate) fn lost(&self, reason: LossReason) -> Error {
         let (name, id) = (self.spec.name().to_string(), self.spec.id(self.id).to_string());
-        Error::Lost { what: self.spec.what(), name, id, reason }
+        Error::Lost { primitive: self.spec.primitive(), name, id, reason }
     }
 
     /// Returns the error of an acquire that has reached its time limit. `next_start` is the time until the rate allows
     /// the next start, if that is what the acquire waits for.
     pub(crate) fn timed_out(&self, next_start: Option<Duration>) -> Error {
         let limit = self.gives_up_at.unwrap_or(Moment::NEVER).saturating_since(self.queued_at);
-        let (what, name) = (self.spec.what(), self.spec.name().to_string());
-        Error::TimedOut { what, name, limit, full: None, next_start }
+        let (primitive, name) = (self.spec.primitive(), self.spec.name().to_string());
+        Error::TimedOut { primitive, name, limit, full: None, next_start }
     }
 
     /// Returns the error of an acquire that weighs more than the capacity.
@@ -523,7 +523,7 @@ impl Ticket {
     /// Returns the error of a wait that somebody has ended by its id.
     pub(crate) fn cancelled(&self) -> Error {
         let (name, id) = (self.spec.name().to_string(), self.spec.id(self.id).to_string());
-        Error::Lost { what: "place", name, id, reason: LossReason::Released }
+        Error::Cancelled { name, id }
     }
 
     fn state(&self) -> MutexGuard<'_, TicketState> {
@@ -533,8 +533,7 @@ impl Ticket {
 
 /// Returns the error of an acquire that weighs more than the capacity.
 pub(crate) fn too_heavy(name: &Name, weight: u32, capacity: u32) -> Error {
-    let problem = format!("it is {weight}; the capacity of {name:?} is {capacity}");
-    Error::invalid("weight", problem + ": ask for less, or raise the capacity")
+    Error::TooHeavy { name: name.to_string(), weight, capacity }
 }
 
 impl fmt::Debug for Ticket {

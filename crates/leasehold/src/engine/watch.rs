@@ -19,7 +19,7 @@ use crate::callbacks::{event, guarded};
 use crate::clock::Moment;
 use crate::manual_clock::Clock;
 use crate::name::Name;
-use crate::{AcquisitionId, Error, ErrorKind, Fence, LockId, LossReason, Primitive};
+use crate::{AcquisitionId, Error, Fence, LockId, LossReason, Primitive};
 
 /// The id of one acquisition.
 #[derive(Clone, Debug)]
@@ -55,7 +55,7 @@ pub enum Operation {
 }
 
 /// The result of an operation on a semaphore or a pool.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum EventResult {
     /// The operation succeeded.
@@ -64,21 +64,32 @@ pub enum EventResult {
     Full,
     /// The permit or lease was no longer held when it was renewed or released.
     NotHeld,
-    /// The future of the acquire was dropped.
+    /// The future of the acquire was dropped, or a client released its id.
     Cancelled,
     /// The permit or lease was lost.
     Lost(LossReason),
-    /// The operation failed with an error of this kind.
-    Error(ErrorKind),
+    /// The operation failed with this error.
+    Error(Error),
+}
+
+/// Two errors are equal if their messages are.
+impl PartialEq for EventResult {
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Lost(reason), Self::Lost(other)) => reason == other,
+            (Self::Error(error), Self::Error(other)) => error.to_string() == other.to_string(),
+            _ => std::mem::discriminant(self) == std::mem::discriminant(other),
+        }
+    }
 }
 
 impl EventResult {
     /// Returns the result of a renewal or a release. `Ok(true)` means that the lease was still held.
-    fn of(result: Result<bool, ErrorKind>) -> Self {
+    fn of(result: Result<bool, &Error>) -> Self {
         match result {
             Ok(true) => Self::Ok,
             Ok(false) => Self::NotHeld,
-            Err(kind) => Self::Error(kind),
+            Err(error) => Self::Error(error.clone()),
         }
     }
 }
@@ -194,12 +205,12 @@ impl Watch {
     fn notify_observer(
         &self,
         operation: Operation,
-        result: EventResult,
+        result: impl FnOnce() -> EventResult,
         id: impl FnOnce() -> Id,
         (waited, held_for): (Option<Duration>, Option<Duration>),
     ) {
         if let Some(callback) = &self.observer {
-            let (name, id) = (&self.name, &id());
+            let (name, id, result) = (&self.name, &id(), result());
             guarded(|| callback(&ObservedEvent { operation, result, name, id, waited, held_for }));
         }
     }
@@ -220,14 +231,15 @@ impl Watch {
             None
         };
         self.meters.record(Measurement::Lost(reason));
-        self.notify_observer(Operation::Lose, EventResult::Lost(reason), id, (None, held_for));
+        let result = || EventResult::Lost(reason);
+        self.notify_observer(Operation::Lose, result, id, (None, held_for));
     }
 
     /// Reports the result of a renewal that was sent at `sent`. `Ok(true)` means that the lease is still held.
     pub(crate) fn renewed(
         &self,
         id: impl FnOnce() -> Id,
-        result: Result<bool, ErrorKind>,
+        result: Result<bool, &Error>,
         sent: Moment,
     ) {
         if !self.always {
@@ -240,12 +252,12 @@ impl Watch {
         };
         let latency = self.clock.now().saturating_since(sent);
         self.meters.record(Measurement::Renewed { outcome, latency });
-        self.notify_observer(Operation::Renew, EventResult::of(result), id, (None, None));
+        self.notify_observer(Operation::Renew, || EventResult::of(result), id, (None, None));
     }
 
     /// Reports the release of something that has no guard.
-    pub(crate) fn released(&self, id: impl FnOnce() -> Id, result: Result<bool, ErrorKind>) {
-        self.notify_observer(Operation::Release, EventResult::of(result), id, (None, None));
+    pub(crate) fn released(&self, id: impl FnOnce() -> Id, result: Result<bool, &Error>) {
+        self.notify_observer(Operation::Release, || EventResult::of(result), id, (None, None));
     }
 }
 
@@ -296,7 +308,7 @@ impl Acquiring {
     /// The acquire has returned a guard. `report` logs it.
     pub(crate) fn acquired(mut self, fence: Option<Fence>, report: impl FnOnce()) -> HoldWatch {
         guarded(|| self.0.span.in_scope(report));
-        self.end("acquired", EventResult::Ok);
+        self.end("acquired", || EventResult::Ok);
         let (watch, id) = (self.0.watch.clone(), self.0.id.clone());
         let span = watch.span(|name, kind| {
             let fence = fence.map(tracing::field::display);
@@ -308,23 +320,24 @@ impl Acquiring {
 
     /// The acquire has succeeded, and returns no guard.
     pub(crate) fn acquired_without_guard(mut self) {
-        self.end("acquired", EventResult::Ok);
+        self.end("acquired", || EventResult::Ok);
     }
 
     /// The acquire was a try, and nothing was free.
     pub(crate) fn refused(mut self) {
-        self.end("full", EventResult::Full);
+        self.end("full", || EventResult::Full);
     }
 
     pub(crate) fn failed(mut self, error: &Error) {
-        let result = match error {
+        let result = || match error {
             Error::Lost { reason, .. } => EventResult::Lost(*reason),
-            error => EventResult::Error(error.kind()),
+            Error::Cancelled { .. } => EventResult::Cancelled,
+            error => EventResult::Error(error.clone()),
         };
         self.end(failed_outcome(error), result);
     }
 
-    fn end(&mut self, outcome: &'static str, result: EventResult) {
+    fn end(&mut self, outcome: &'static str, result: impl FnOnce() -> EventResult) {
         let watched = &mut *self.0;
         watched.ended = true;
         watched.waiting = None;
@@ -339,7 +352,7 @@ impl Acquiring {
 impl Drop for Acquiring {
     fn drop(&mut self) {
         if !self.0.ended {
-            self.end("cancelled", EventResult::Cancelled);
+            self.end("cancelled", || EventResult::Cancelled);
         }
     }
 }
@@ -380,7 +393,7 @@ impl Drop for HoldWatch {
         }
         self.end(held_for, "released");
         let (watch, id) = (&self.0.watch, || self.0.id.clone());
-        watch.notify_observer(Operation::Release, EventResult::Ok, id, (None, held_for));
+        watch.notify_observer(Operation::Release, || EventResult::Ok, id, (None, held_for));
     }
 }
 

@@ -133,11 +133,11 @@ impl LockGuard {
     /// renewal never makes the lock expire earlier.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`] if `ttl` is zero, too long or not in whole milliseconds, or if another program uses
-    ///   the lock's keys on Redis.
+    /// - [`Error::InvalidArgument`] if `ttl` is zero, too long or not in whole milliseconds.
+    /// - [`Error::ForeignData`] if another program uses the lock's keys on Redis.
     /// - [`Error::Lost`] if the lock is no longer held.
     /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
-    /// - [`Error::Refused`] if the store denies the request.
+    /// - [`Error::Denied`], [`Error::NoRoom`] or [`Error::Unusable`] if the store refuses the request.
     /// - [`Error::Stopped`] if the client's background thread is not running.
     ///
     /// After `Unavailable`, the store may or may not have extended the lock. The guard then relies on the earlier of
@@ -162,7 +162,7 @@ impl LockGuard {
         let answered = locks.call(LockOperation::Extend, about, command).await;
         let result = match &answered {
             Ok((outcome, _)) => Ok(matches!(outcome, LockOutcome::Extend(Verdict::Done(_)))),
-            Err(error) => Err(error.kind()),
+            Err(error) => Err(error),
         };
         driver.watch().renewed(|| Id::Lock(id), result, started);
         let (LockOutcome::Extend(Verdict::Done(expires_at)), sent) = answered? else {
@@ -181,8 +181,8 @@ impl LockGuard {
     ///
     /// # Errors
     /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
-    /// - [`Error::Refused`] if the store denies the request.
-    /// - [`Error::InvalidArgument`] if another program uses the lock's keys on Redis.
+    /// - [`Error::Denied`], [`Error::NoRoom`] or [`Error::Unusable`] if the store refuses the request.
+    /// - [`Error::ForeignData`] if another program uses the lock's keys on Redis.
     /// - [`Error::Stopped`] if the client's background thread is not running.
     ///
     /// After every error except `Stopped`, the client sends the release once more in the background, and repeats it
@@ -194,7 +194,7 @@ impl LockGuard {
         self.driver().protocol.report_release();
         let released = self.lease.release().done().await;
         if let Err(error) = &released {
-            let result = LockResult::Error(error.kind());
+            let result = LockResult::Error(error.clone());
             self.driver().protocol.spec.report(LockOperation::Release, self.id(), result);
         }
         released

@@ -197,7 +197,7 @@ impl LockLease {
         let result = match &acquired {
             Ok(Some(_)) => LockResult::Ok,
             Ok(None) => LockResult::Fail(LockReason::Locked),
-            Err(error) => LockResult::Error(error.kind()),
+            Err(error) => LockResult::Error(error.clone()),
         };
         self.protocol.spec.report(LockOperation::Acquire, self.protocol.id, result);
         let remaining = Span::from_millis(self.protocol.remaining.load(Ordering::Acquire));

@@ -123,10 +123,10 @@ impl Locks {
     /// unless you extend or release it by its id.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`] if the key or the TTL is invalid (see [`LockBuilder::build`]), or if another
-    ///   program uses the lock's keys on Redis.
+    /// - [`Error::InvalidArgument`] if the key or the TTL is invalid: see [`LockBuilder::build`].
+    /// - [`Error::ForeignData`] if another program uses the lock's keys on Redis.
     /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
-    /// - [`Error::Refused`] if the store denies the request.
+    /// - [`Error::Denied`], [`Error::NoRoom`] or [`Error::Unusable`] if the store refuses the request.
     /// - [`Error::Stopped`] if the client's background thread is not running.
     /// - [`Error::Closed`] after [`Client::close`](crate::Client::close).
     ///
@@ -178,8 +178,8 @@ impl Locks {
     ///
     /// # Errors
     /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
-    /// - [`Error::Refused`] if the store denies the request.
-    /// - [`Error::InvalidArgument`] if another program uses the lock's keys on Redis.
+    /// - [`Error::Denied`], [`Error::NoRoom`] or [`Error::Unusable`] if the store refuses the request.
+    /// - [`Error::ForeignData`] if another program uses the lock's keys on Redis.
     /// - [`Error::Stopped`] if the client's background thread is not running.
     ///
     /// # Cancel safety
@@ -211,10 +211,10 @@ impl Locks {
     /// longer held.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`] if `ttl` is zero, too long or not in whole milliseconds, or if another program uses
-    ///   the lock's keys on Redis.
+    /// - [`Error::InvalidArgument`] if `ttl` is zero, too long or not in whole milliseconds.
+    /// - [`Error::ForeignData`] if another program uses the lock's keys on Redis.
     /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
-    /// - [`Error::Refused`] if the store denies the request.
+    /// - [`Error::Denied`], [`Error::NoRoom`] or [`Error::Unusable`] if the store refuses the request.
     /// - [`Error::Stopped`] if the client's background thread is not running.
     ///
     /// # Cancel safety
@@ -231,10 +231,10 @@ impl Locks {
     /// Returns whether the lock with this key is held.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`] if the key is invalid (see [`LockBuilder::build`]), or if another program uses the
-    ///   lock's keys on Redis.
+    /// - [`Error::InvalidArgument`] if the key is invalid: see [`LockBuilder::build`].
+    /// - [`Error::ForeignData`] if another program uses the lock's keys on Redis.
     /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
-    /// - [`Error::Refused`] if the store denies the request.
+    /// - [`Error::Denied`], [`Error::NoRoom`] or [`Error::Unusable`] if the store refuses the request.
     /// - [`Error::Stopped`] if the client's background thread is not running.
     ///
     /// # Cancel safety
@@ -265,8 +265,8 @@ impl Locks {
     ///
     /// # Errors
     /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
-    /// - [`Error::Refused`] if the store denies the request.
-    /// - [`Error::InvalidArgument`] if another program uses the lock's keys on Redis.
+    /// - [`Error::Denied`], [`Error::NoRoom`] or [`Error::Unusable`] if the store refuses the request.
+    /// - [`Error::ForeignData`] if another program uses the lock's keys on Redis.
     /// - [`Error::Stopped`] if the client's background thread is not running.
     ///
     /// # Cancel safety
@@ -312,7 +312,7 @@ impl Locks {
     ///
     /// # Errors
     /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
-    /// - [`Error::Refused`] if the store denies the request.
+    /// - [`Error::Denied`], [`Error::NoRoom`] or [`Error::Unusable`] if the store refuses the request.
     /// - [`Error::Stopped`] if the client's background thread is not running.
     ///
     /// # Cancel safety
@@ -389,7 +389,8 @@ impl Locks {
             lock_id: lock_id.filter(|_| raw),
         };
         let (key_hash, lock_id_hash) = (event.key_hash.as_deref(), event.lock_id_hash.as_deref());
-        event!(debug, ?operation, ?result, key_hash, lock_id_hash, "lock");
+        let result = event.result.word();
+        event!(debug, ?operation, result, key_hash, lock_id_hash, "lock");
         if let Some(observer) = observer {
             guarded(|| observer.notify(&event));
         }

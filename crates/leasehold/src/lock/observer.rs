@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::machine::lock::{Acquired, LockOutcome, Verdict};
-use crate::{Error, ErrorKind, LockId};
+use crate::{Error, LockId};
 
 /// An operation on a lock.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -22,15 +22,15 @@ pub enum LockOperation {
 }
 
 /// The result of an operation on a lock.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum LockResult {
     /// The operation succeeded.
     Ok,
     /// The operation did not succeed, for a reason that is not an error.
     Fail(LockReason),
-    /// The operation failed with an error.
-    Error(ErrorKind),
+    /// The operation failed with this error.
+    Error(Error),
 }
 
 /// The reason for which an operation did not succeed.
@@ -81,7 +81,27 @@ pub struct LockEvent {
     pub lock_id: Option<LockId>,
 }
 
+/// Two errors are equal if their messages are.
+impl PartialEq for LockResult {
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Fail(reason), Self::Fail(other)) => reason == other,
+            (Self::Error(error), Self::Error(other)) => error.to_string() == other.to_string(),
+            _ => std::mem::discriminant(self) == std::mem::discriminant(other),
+        }
+    }
+}
+
 impl LockResult {
+    /// Returns the result in one word. The message of an error may contain the key.
+    pub(super) fn word(&self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Fail(reason) => reason.as_str(),
+            Self::Error(_) => "failed",
+        }
+    }
+
     pub(super) fn of(outcome: Result<&LockOutcome, &Error>) -> Self {
         match outcome {
             Ok(LockOutcome::Acquire(Acquired::Locked { .. })) => Self::Fail(LockReason::Locked),
@@ -94,7 +114,7 @@ impl LockResult {
                 | LockOutcome::Lookup(None),
             ) => Self::Fail(LockReason::NotFound),
             Ok(_) => Self::Ok,
-            Err(error) => Self::Error(error.kind()),
+            Err(error) => Self::Error(error.clone()),
         }
     }
 }

@@ -123,8 +123,8 @@ impl PoolLease {
     ///
     /// # Errors
     /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
-    /// - [`Error::Refused`] if the store denies the request.
-    /// - [`Error::InvalidArgument`] if another program uses the pool's keys on Redis.
+    /// - [`Error::Denied`], [`Error::NoRoom`] or [`Error::Unusable`] if the store refuses the request.
+    /// - [`Error::ForeignData`] if another program uses the pool's keys on Redis.
     /// - [`Error::Stopped`] if the client's background thread is not running.
     ///
     /// After every error except `Stopped`, the client repeats the release in the background. The lease expires by

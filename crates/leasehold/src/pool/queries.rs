@@ -36,7 +36,7 @@ impl Pools {
     ///
     /// # Errors
     /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
-    /// - [`Error::Refused`] if the store denies the request.
+    /// - [`Error::Denied`], [`Error::NoRoom`] or [`Error::Unusable`] if the store refuses the request.
     /// - [`Error::Stopped`] if the client's background thread is not running.
     ///
     /// # Cancel safety

@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use crate::{Acquire, Error, Lock, LockGuard, Lost, Permit, Semaphore, TryAcquire};
+use crate::{Acquire, Error, Lock, LockGuard, Lost, Permit, Primitive, Semaphore, TryAcquire};
 
 /// The permit or lock that a request acquires before it runs. See [`LimitLayer::new`](super::LimitLayer::new) for an
 /// example.
@@ -55,8 +55,8 @@ impl Limit {
 }
 
 fn full(name: &str) -> Error {
-    let name = name.to_owned();
-    Error::TimedOut { what: "permit", name, limit: Duration::ZERO, full: None, next_start: None }
+    let (primitive, name) = (Primitive::Semaphore, name.to_owned());
+    Error::TimedOut { primitive, name, limit: Duration::ZERO, full: None, next_start: None }
 }
 
 impl From<Acquire> for Limit {

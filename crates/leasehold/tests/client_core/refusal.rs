@@ -39,8 +39,9 @@ async fn are_refused(waiter: Waiter, lock_waiter: JoinHandle<Result<LockGuard, E
     let semaphore = async { waiter.task.await.unwrap().map(drop) };
     let lock = async { lock_waiter.await.unwrap().map(drop) };
     let (semaphore, lock) = tokio::join!(timeout(NOTIFIED, semaphore), timeout(NOTIFIED, lock));
-    let refused =
-        |answer: &Result<Result<(), Error>, _>| matches!(answer, Ok(Err(Error::Refused { .. })));
+    let refused = |answer: &Result<Result<(), Error>, _>| {
+        matches!(answer, Ok(Err(Error::Unusable { .. } | Error::Denied { .. })))
+    };
     assert!(
         refused(&semaphore) && refused(&lock),
         "the semaphore's waiter: {semaphore:?}; the lock's waiter: {lock:?}"

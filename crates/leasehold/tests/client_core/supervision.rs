@@ -9,6 +9,7 @@ use std::task::{Context, Wake, Waker};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
+use leasehold::compat::sync_guard::ErrorCode;
 use leasehold::{Client, Error};
 use rustix::process::{Resource, Rlimit, setrlimit};
 use testkit::child::{self, Child};
@@ -183,7 +184,7 @@ fn listen() -> Arc<AtomicU32> {
 async fn outcome<T>(future: impl Future<Output = Result<T, Error>>) -> String {
     match tokio::time::timeout(HUNG, future).await {
         Ok(Ok(_)) => "done".to_owned(),
-        Ok(Err(error)) => format!("{:?}", error.kind()),
+        Ok(Err(error)) => format!("{:?}", ErrorCode::from(&error)),
         Err(_) => "hung".to_owned(),
     }
 }

@@ -4,7 +4,6 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 
-use leasehold::ErrorKind;
 use testkit::local_store::LocalStore;
 
 use super::files::{NOBODY, assert_says, mode, refused, write_private};
@@ -53,7 +52,7 @@ async fn a_file_that_another_user_made_before_us_is_refused() {
         fs::set_permissions(&file, Permissions::from_mode(0o666)).unwrap();
         give_to_nobody(&file);
         let words = ["belongs to user 65534", "directory where only you", "sudo -u", "use Redis"];
-        assert_says(&refused(&store.path()).await, ErrorKind::AuthFailed, &file, &words);
+        assert_says(&refused(&store.path()).await, "Denied", &file, &words);
         assert_eq!((fs::read(&file).unwrap(), mode(&file)), (Vec::new(), 0o666));
         fs::remove_file(&file).unwrap();
         works(&store).await;
@@ -71,14 +70,14 @@ async fn a_file_of_another_user_beside_a_store_in_use_is_refused() {
     for file in [beside(&store, "-wal"), beside(&store, "-shm"), client_file] {
         give_to_nobody(&file);
         let error = refused(&store.path()).await;
-        assert_says(&error, ErrorKind::AuthFailed, &file, &["belongs to user 65534"]);
+        assert_says(&error, "Denied", &file, &["belongs to user 65534"]);
         chown(&file, Some(0), Some(0)).unwrap();
     }
     drop(client);
     for file in [store.clients().join("turn"), store.clients()] {
         give_to_nobody(&file);
         let error = refused(&store.path()).await;
-        assert_says(&error, ErrorKind::AuthFailed, &file, &["belongs to user 65534"]);
+        assert_says(&error, "Denied", &file, &["belongs to user 65534"]);
         chown(&file, Some(0), Some(0)).unwrap();
     }
     works(&store).await;
@@ -94,12 +93,7 @@ async fn a_file_beside_the_store_that_others_can_open_is_refused() {
         for open_to in [0o640, 0o604, 0o620, 0o602] {
             fs::set_permissions(&file, Permissions::from_mode(open_to)).unwrap();
             let error = refused(&store.path()).await;
-            assert_says(
-                &error,
-                ErrorKind::AuthFailed,
-                &file,
-                &["open to other users", "chmod 600"],
-            );
+            assert_says(&error, "Unusable", &file, &["open to other users", "chmod 600"]);
         }
         fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
     }
@@ -114,11 +108,11 @@ async fn a_link_in_the_place_of_a_log_is_refused() {
         write_private(&precious, b"a diary");
         symlink(&precious, &file).unwrap();
         let error = refused(&store.path()).await;
-        assert_says(&error, ErrorKind::InvalidArgument, &file, &["is not a regular file"]);
+        assert_says(&error, "Unusable", &file, &["is not a regular file"]);
         fs::remove_file(&file).unwrap();
         fs::hard_link(&precious, &file).unwrap();
         let error = refused(&store.path()).await;
-        assert_says(&error, ErrorKind::InvalidArgument, &file, &["2 names"]);
+        assert_says(&error, "Unusable", &file, &["2 names"]);
         assert_eq!(fs::read(&precious).unwrap(), b"a diary");
     }
 }
@@ -131,12 +125,12 @@ async fn a_journal_beside_a_store_that_has_a_log_is_looked_at() {
     let journal = beside(&store, "-journal");
     symlink(store.directory().join("nowhere"), &journal).unwrap();
     let error = refused(&store.path()).await;
-    assert_says(&error, ErrorKind::InvalidArgument, &journal, &["is not a regular file"]);
+    assert_says(&error, "Unusable", &journal, &["is not a regular file"]);
     fs::remove_file(&journal).unwrap();
     fs::write(&journal, "").unwrap();
     fs::set_permissions(&journal, Permissions::from_mode(0o602)).unwrap();
     let error = refused(&store.path()).await;
-    assert_says(&error, ErrorKind::AuthFailed, &journal, &["open to other users"]);
+    assert_says(&error, "Unusable", &journal, &["open to other users"]);
     fs::remove_file(&journal).unwrap();
     works(&store).await;
 }

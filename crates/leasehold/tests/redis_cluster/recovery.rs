@@ -45,10 +45,10 @@ async fn a_user_without_channels_leaves_nothing_behind() {
     let lock = client.lock("without channels").build().unwrap();
     let guard = deadline(lock.acquire()).await.unwrap();
     let waits = deadline(lock.acquire()).await;
-    assert!(matches!(waits, Err(Error::Refused { .. })), "{waits:?}");
+    assert!(matches!(waits, Err(Error::Denied { .. })), "{waits:?}");
     assert!(deadline(guard.release()).await.unwrap());
     let refused = deadline(semaphore(&client, "without channels", 1).acquire()).await;
-    assert!(matches!(refused, Err(Error::Refused { .. })), "{refused:?}");
+    assert!(matches!(refused, Err(Error::Denied { .. })), "{refused:?}");
 
     let looks = connect(&CLUSTER).await;
     assert!(!deadline(looks.locks().is_locked("without channels")).await.unwrap());

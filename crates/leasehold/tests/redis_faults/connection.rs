@@ -287,7 +287,7 @@ async fn a_waiter_that_was_cut_off_learns_that_it_was_cancelled() {
     proxy.heal();
     let (_, result) = deadline(waiter.task).await.unwrap();
     let error = result.expect_err("it was cancelled");
-    assert!(matches!(error, leasehold::Error::Lost { what: "place", .. }), "{error}");
+    assert!(matches!(error, leasehold::Error::Cancelled { .. }), "{error}");
     assert_eq!(held_and_waiting(&semaphore).await, (1, 0), "it does not queue again");
     assert!(release(held).await);
     all_are_free(&semaphore).await;

@@ -4,7 +4,7 @@ use std::future::pending;
 use std::sync::Arc;
 use std::sync::Mutex;
 
-use leasehold::{Error, ErrorKind, LossReason};
+use leasehold::{Error, LossReason};
 use testkit::proxy::FaultProxy;
 
 use super::{
@@ -105,7 +105,7 @@ async fn a_release_that_fails_is_told_to_the_hook_and_the_answer_stays() {
     let client = deadline(short.open()).await.unwrap();
     let errors = Arc::new(Mutex::new(Vec::new()));
     let list = errors.clone();
-    let hook = move |error: &Error| list.lock().unwrap().push(error.kind());
+    let hook = move |error: &Error| list.lock().unwrap().push(error.clone());
     let lock = client.lock(KEY).ttl(MINUTES).on_release_error(hook).build().unwrap();
     let answer = lock.with(async |_| {
         proxy.refuse(true);
@@ -113,7 +113,9 @@ async fn a_release_that_fails_is_told_to_the_hook_and_the_answer_stays() {
         "the answer"
     });
     assert_eq!(deadline(answer).await.unwrap(), "the answer");
-    assert_eq!(*errors.lock().unwrap(), [ErrorKind::ServiceUnavailable]);
+    let errors = errors.lock().unwrap();
+    assert!(matches!(errors[..], [Error::Unavailable { timed_out: false, .. }]), "{errors:?}");
+    drop(errors);
     assert!(
         server.ask::<bool>(&["EXISTS", "syncguard:invoice:42"]),
         "the lock stays until it expires"
@@ -133,7 +135,7 @@ async fn a_close_that_cannot_reach_the_server_tells_every_holder() {
     proxy.refuse(true);
     proxy.cut();
     let error = deadline(client.close()).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::ServiceUnavailable, "{error}");
+    assert!(matches!(error, Error::Unavailable { timed_out: false, .. }), "{error}");
     for guard in guards {
         let error = guard.check().unwrap_err();
         assert!(matches!(error, Error::Lost { reason: LossReason::Closed, .. }), "{error}");

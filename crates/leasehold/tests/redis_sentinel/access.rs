@@ -23,11 +23,11 @@ async fn servers_and_sentinels_have_passwords_of_their_own() {
     acquire(&one(&deadline(builder.open()).await.unwrap())).await.release().await.unwrap();
 
     let error = deadline(Client::redis(&url)).await.unwrap_err();
-    assert!(matches!(error, Error::Refused { .. }), "{error:?}");
+    assert!(matches!(error, Error::Denied { .. }), "{error:?}");
     assert!(error.to_string().contains("request to the sentinel"), "{error}");
     let swapped = whole.replace("of-the-server", "wrong");
     let error = deadline(Client::redis(&swapped)).await.unwrap_err();
-    assert!(matches!(error, Error::Refused { .. }), "{error:?}");
+    assert!(matches!(error, Error::Denied { .. }), "{error:?}");
     assert!(error.to_string().contains("wrong user or password"), "{error}");
     assert!(error.to_string().contains("connecting to redis://127.0.0.1:"), "{error}");
 }

@@ -10,9 +10,9 @@ use crate::both::{Both, NAME, key};
 
 const SHORT: Duration = Duration::from_secs(2);
 
-fn invalid<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
+fn foreign<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
     match result {
-        Err(error @ Error::InvalidArgument { .. }) => error.to_string(),
+        Err(error @ Error::ForeignData { .. }) => error.to_string(),
         other => panic!("{other:?}"),
     }
 }
@@ -68,7 +68,7 @@ async fn a_fence_that_cannot_be_counted_is_named() {
         let semaphore = both.ours.semaphore(NAME, 3).lease(SHORT).build().unwrap();
         let permit = semaphore.acquire().await.unwrap();
         both.ask::<()>(&["SET", &key("fence"), fence]);
-        let error = invalid(deadline(semaphore.acquire()).await);
+        let error = foreign(deadline(semaphore.acquire()).await);
         assert!(error.contains(&key("fence")), "{fence}: {error}");
         assert_eq!(both.ask::<String>(&["GET", &key("fence")]), fence, "it is not overwritten");
         // The holder is still renewed.
@@ -82,7 +82,7 @@ async fn a_fence_that_cannot_be_counted_is_named() {
 #[tokio::test]
 async fn the_statistics_name_the_key_that_they_cannot_read() {
     let both = Both::start().await;
-    let stats = async || invalid(deadline(both.ours.stats().names([NAME]).fetch()).await);
+    let stats = async || foreign(deadline(both.ours.stats().names([NAME]).fetch()).await);
     both.ask::<()>(&["SET", &key("max"), "many"]);
     let error = stats().await;
     assert!(error.contains(&key("max")) && error.contains("many"), "{error}");
@@ -117,10 +117,10 @@ async fn a_lock_that_ends_at_no_time_is_named() {
             r#"{{"lockId":"AAAAAAAAAAAAAAAAAAAAAA","expiresAtMs":{ends},"acquiredAtMs":1,"key":"k","fence":"0000000000000000001"}}"#
         );
         both.ask::<()>(&["SET", "syncguard:k", &record]);
-        let error = invalid(deadline(both.ours.locks().lookup("k")).await);
+        let error = foreign(deadline(both.ours.locks().lookup("k")).await);
         assert!(error.contains("syncguard:k"), "{ends}: {error}");
         let lock = both.ours.lock("k").build().unwrap();
-        let error = invalid(deadline(lock.try_acquire()).await);
+        let error = foreign(deadline(lock.try_acquire()).await);
         assert!(error.contains("syncguard:k"), "{ends}: {error}");
         assert!(deadline(both.ours.locks().list_raw(10)).await.unwrap().is_empty(), "{ends}");
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold::{Client, Error, ErrorKind, Semaphore, SemaphoreBuilder};
+use leasehold::{Client, Error, Semaphore, SemaphoreBuilder};
 
 use super::{Store, acquire, all_are_free, declare, release, semaphore, try_acquire, unique};
 use crate::wait::deadline;
@@ -70,7 +70,6 @@ pub async fn names_that_differ_are_two_semaphores(store: &impl Store) {
 #[track_caller]
 fn assert_refused(built: Result<Semaphore, Error>, argument: &str, words: &[&str]) {
     let error = built.expect_err("it is refused");
-    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     let Error::InvalidArgument { what, problem, .. } = error else { panic!("{error}") };
     assert_eq!(what, argument, "{problem}");
     for word in words {

@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use leasehold::{
-    Client, Error, ErrorKind, Jitter, LockEvent, LockId, LockInfo, LockOperation, LockReason,
-    LockResult, Locks, Observer, Retry, TimeAuthority,
+    Client, Error, Jitter, LockEvent, LockId, LockInfo, LockOperation, LockReason, LockResult,
+    Locks, Observer, Retry, TimeAuthority,
 };
 
 use super::locks::{MINUTES, acquire, is_free, is_locked, lock, lock_of, release};
@@ -202,7 +202,7 @@ pub async fn an_observer_receives_every_operation(store: &impl Store) {
     let reported = std::mem::take(&mut *events.lock().unwrap());
     let seen = reported.iter().map(|event| {
         let (key, id) = (event.key_hash.is_some(), event.lock_id_hash.is_some());
-        (event.operation, event.result, key, id)
+        (event.operation, event.result.clone(), key, id)
     });
     assert_eq!(seen.collect::<Vec<_>>(), expected);
     let hashes = reported.iter().flat_map(|event| [&event.key_hash, &event.lock_id_hash]).flatten();
@@ -218,14 +218,20 @@ pub async fn an_observer_receives_every_operation(store: &impl Store) {
     deadline(guard.extend(SHORT)).await.unwrap();
     let extensions = || {
         let events = events.lock().unwrap();
-        events.iter().filter(|event| (event.operation, event.result) == (Extend, Ok)).count()
+        events
+            .iter()
+            .filter(|event| (event.operation, event.result.clone()) == (Extend, Ok))
+            .count()
     };
     eventually(async || extensions() >= 3).await;
     assert!(release(guard).await);
     drop(acquire(&lock).await);
     let releases = || {
         let events = events.lock().unwrap();
-        events.iter().filter(|event| (event.operation, event.result) == (Release, Ok)).count()
+        events
+            .iter()
+            .filter(|event| (event.operation, event.result.clone()) == (Release, Ok))
+            .count()
     };
     eventually(async || releases() == 2).await;
     let reported = events.lock().unwrap();
@@ -263,7 +269,6 @@ pub async fn a_panic_of_an_observer_has_no_effect(store: &impl Store) {
 #[track_caller]
 fn assert_refused<T>(result: Result<T, Error>, argument: &str, words: &[&str]) {
     let error = result.err().expect("it is refused");
-    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     let Error::InvalidArgument { what, problem, .. } = error else { panic!("{error}") };
     assert_eq!(what, argument, "{problem}");
     for word in words {

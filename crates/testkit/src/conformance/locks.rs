@@ -7,8 +7,8 @@ use std::task::Poll;
 use std::time::{Duration, Instant, SystemTime};
 
 use leasehold::{
-    Client, Error, ErrorKind, Jitter, Lock, LockBuilder, LockEvent, LockGuard, LockOperation,
-    LockReason, LockResult, LossReason, Observer, Retry,
+    Client, Error, Jitter, Lock, LockBuilder, LockEvent, LockGuard, LockOperation, LockReason,
+    LockResult, LossReason, Observer, Retry,
 };
 use tokio::sync::mpsc::unbounded_channel;
 use tokio::task::JoinHandle;
@@ -84,7 +84,7 @@ impl Waiter {
         let (sender, mut received) = unbounded_channel();
         let observer = Observer::new(move |event: &LockEvent| {
             if event.operation == LockOperation::Acquire {
-                let _ = sender.send(event.result);
+                let _ = sender.send(event.result.clone());
             }
         });
         let builder = client.locks().observed(observer).lock(key).retry(only_when_told());
@@ -228,7 +228,6 @@ pub async fn the_next_extension_reports_a_released_id(store: &impl Store) {
     assert!(deadline(other.locks().release(&plain.id())).await.unwrap());
     let error = deadline(plain.extend(MINUTES)).await.unwrap_err();
     assert!(matches!(error, Error::Lost { reason: LossReason::Missing, .. }), "{error}");
-    assert_eq!(error.kind(), ErrorKind::Aborted);
     assert_eq!(deadline(plain.lost()).await, LossReason::Missing);
     plain.check().unwrap_err();
 

@@ -169,7 +169,7 @@ async def _attempts(
                 raise _as_redis_error(error) from error
             logger.warning("Redis is unreachable, trying again in %s s: %s", delay, error)
             await asyncio.sleep(delay)
-        except leasehold.Refused as error:
+        except (leasehold.Denied, leasehold.NoRoom, leasehold.Unusable) as error:
             raise _as_redis_error(error) from error
 
 
@@ -184,8 +184,10 @@ def _as_redis_error(error: leasehold.Error) -> leasehold.Error:
     error_type = type(error)
     if isinstance(error, leasehold.Unavailable):
         bases: tuple[type, ...] = (error_type, redis.ConnectionError, redis.TimeoutError)
-    else:
+    elif isinstance(error, leasehold.Denied):
         bases = (error_type, redis.AuthenticationError, redis.ResponseError)
+    else:
+        bases = (error_type, redis.ResponseError)
 
     def reduce(error: leasehold.Error) -> tuple[object, ...]:
         # Pickle finds classes by their names, and this one has none: in another process, the error is ours alone.

@@ -6,6 +6,7 @@ use axum::extract::{Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
+use leasehold::Error;
 use maud::{Markup, html};
 
 use super::access::{self, Caller};
@@ -203,11 +204,12 @@ pub(super) async fn perform(
 
 impl From<Failure> for Refusal {
     fn from(failure: Failure) -> Self {
-        let status = match failure.code {
-            USAGE | NOT_ACQUIRED => StatusCode::CONFLICT,
-            NOTHING_THERE => StatusCode::NOT_FOUND,
-            REFUSED => StatusCode::FORBIDDEN,
-            UNAVAILABLE => StatusCode::SERVICE_UNAVAILABLE,
+        let status = match (failure.error(), failure.code) {
+            (Some(Error::NoRoom { .. }), _) => StatusCode::INSUFFICIENT_STORAGE,
+            (Some(Error::Unusable { .. }), _) | (_, UNAVAILABLE) => StatusCode::SERVICE_UNAVAILABLE,
+            (_, USAGE | NOT_ACQUIRED) => StatusCode::CONFLICT,
+            (_, NOTHING_THERE) => StatusCode::NOT_FOUND,
+            (_, REFUSED) => StatusCode::FORBIDDEN,
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         };
         let mut message = failure.message().chars();
@@ -217,8 +219,8 @@ impl From<Failure> for Refusal {
     }
 }
 
-impl From<leasehold::Error> for Refusal {
-    fn from(error: leasehold::Error) -> Self {
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Self {
         Failure::from(error).into()
     }
 }

@@ -10,22 +10,22 @@ use rustix::io::Errno;
 
 use crate::Error;
 
-/// There can be no store at this path.
-pub(super) fn invalid(path: &Path, problem: &str) -> Error {
-    Error::invalid("store", format!("{} {problem}", path.display()))
-}
-
 pub(super) fn not_a_store(path: &Path) -> Error {
-    invalid(path, "is not a leasehold store: choose another path")
+    unusable(path, "is not a leasehold store: choose another path")
 }
 
 pub(super) fn another_programs(path: &Path) -> Error {
-    invalid(path, "is a database of another program: choose another path")
+    unusable(path, "is a database of another program: choose another path")
 }
 
 /// The file at this path cannot be used as it is.
-pub(super) fn refused(path: &Path, problem: &str) -> Error {
-    Error::Refused { what: format!("{} {problem}", path.display()) }
+pub(super) fn unusable(path: &Path, problem: &str) -> Error {
+    Error::Unusable { what: format!("{} {problem}", path.display()) }
+}
+
+/// This process, or this client, must not use the file at this path as it asks to.
+pub(super) fn denied(path: &Path, problem: &str) -> Error {
+    Error::Denied { what: format!("{} {problem}", path.display()) }
 }
 
 /// Another process was stopped in the middle of a transaction, or the disk hangs.
@@ -39,7 +39,7 @@ pub(super) fn damaged_log(log: &Path) -> Error {
          its -wal and -shm files (the last changes are lost, but fences continue to grow)",
         log.display()
     );
-    Error::Refused { what }
+    Error::Unusable { what }
 }
 
 /// Whether SQLite has found less than the shared memory says that there is. Then the write-ahead log was cut off: SQLite
@@ -55,13 +55,29 @@ pub(super) fn is_damage(error: &rusqlite::Error) -> bool {
     is_short_read(error) || error.sqlite_error_code().is_some_and(|code| damage.contains(&code))
 }
 
+/// Whether a value in a row is none that leasehold writes.
+fn is_unreadable(error: &rusqlite::Error) -> bool {
+    matches!(
+        error,
+        rusqlite::Error::FromSqlConversionFailure(..)
+            | rusqlite::Error::IntegralValueOutOfRange(..)
+            | rusqlite::Error::InvalidColumnType(..)
+            | rusqlite::Error::Utf8Error(..)
+    )
+}
+
 /// `what` names the attempt, as in "opening".
 pub(super) fn of_sqlite(what: &str, file: &Path, error: rusqlite::Error) -> Error {
     let path = file.display();
     let what = format!("{what} {path}");
-    let refused = |why: &str| Error::Refused { what: format!("{what}: {why}") };
-    let rusqlite::Error::SqliteFailure(failure, _) = &error else {
-        return Error::internal(format!("{what}: {error}"));
+    let denied = |why: &str| Error::Denied { what: format!("{what}: {why}") };
+    let failure = match &error {
+        rusqlite::Error::SqliteFailure(failure, _) => failure,
+        _ if is_unreadable(&error) => {
+            let problem = format!("{what}: {error}: leasehold did not write this value");
+            return Error::foreign(problem + ": remove it, or restore a backup");
+        }
+        _ => return Error::internal(format!("{what}: {error}")),
     };
     match failure.code {
         ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked => {
@@ -71,20 +87,23 @@ pub(super) fn of_sqlite(what: &str, file: &Path, error: rusqlite::Error) -> Erro
             Error::unavailable(what, false, Some(Arc::new(error)))
         }
         ErrorCode::NotADatabase => not_a_store(file),
-        ErrorCode::DatabaseCorrupt => refused(
-            "the file is damaged: restore a backup, or move it and its -wal and -shm files away \
-             while no client uses it (fences then restart)",
-        ),
-        ErrorCode::ReadOnly | ErrorCode::PermissionDenied => refused(
+        ErrorCode::DatabaseCorrupt => Error::Unusable {
+            what: format!(
+                "{what}: the file is damaged: restore a backup, or move it and its -wal and -shm files away while no \
+                 client uses it (fences then restart)"
+            ),
+        },
+        ErrorCode::ReadOnly | ErrorCode::PermissionDenied => denied(
             "it cannot be written: check its permissions, those of its directory, and whether the \
              file system is read-only",
         ),
         ErrorCode::CannotOpen => match no_descriptor_left() {
             Some(cause) => Error::unavailable(what, false, Some(Arc::new(cause))),
-            None => refused("it cannot be opened: check that it is a file in a writable directory"),
+            None => denied("it cannot be opened: check that it is a file in a writable directory"),
         },
         ErrorCode::DiskFull => {
-            refused("the disk is full: free some space (nothing was changed or lost)")
+            let advice = "the disk is full: free some space (nothing was changed or lost)";
+            Error::NoRoom { what: format!("{what}: {advice}") }
         }
         _ => Error::internal(format!("{what}: {error}")),
     }
@@ -116,10 +135,10 @@ fn of_system(what: &str, path: &Path, error: io::Error) -> Error {
     let what = format!("{what} {}", path.display());
     match error.kind() {
         Kind::PermissionDenied | Kind::ReadOnlyFilesystem => {
-            Error::Refused { what: format!("{what}: {error}: choose a path that you can write to") }
+            Error::Denied { what: format!("{what}: {error}: choose a path that you can write to") }
         }
         Kind::StorageFull | Kind::QuotaExceeded => {
-            Error::Refused { what: format!("{what}: {error}: free some space") }
+            Error::NoRoom { what: format!("{what}: {error}: free some space") }
         }
         Kind::NotADirectory | Kind::IsADirectory | Kind::InvalidInput | Kind::InvalidFilename => {
             Error::invalid("store", format!("{what}: {error}: choose another path"))

@@ -9,7 +9,7 @@ use std::path::Path;
 use rustix::fs::{FsWord, statfs};
 use rustix::process::geteuid;
 
-use super::errors::{During, another_programs, invalid, not_a_store, refused};
+use super::errors::{During, another_programs, denied, not_a_store, unusable};
 use super::location::with_suffix;
 use super::{log, schema};
 use crate::Error;
@@ -72,20 +72,20 @@ pub(super) fn check_file_system(file: &Path, directory: &Path) -> Result<(), Err
     let Some(system) = network(system.f_type, directory) else { return Ok(()) };
     let advice = "file locks and shared memory are not reliable there: choose a path on a local disk, \
                   or use Redis";
-    Err(invalid(file, &format!("is on {system}: {advice}")))
+    Err(unusable(file, &format!("is on {system}: {advice}")))
 }
 
 /// Fails unless this is a regular file that only we can open, with a single name.
 pub(super) fn check_file(file: &Path, metadata: &Metadata) -> Result<(), Error> {
     if !metadata.is_file() {
-        return Err(invalid(file, "is not a regular file: choose another path"));
+        return Err(unusable(file, "is not a regular file: choose another path"));
     }
     if metadata.nlink() != 1 {
         // With two names of a database, SQLite would keep a log for each, and see only half of the data. Under the name
         // of a log, it would write into another file.
         let names = metadata.nlink();
         let problem = format!("has {names} names (hard links); the limit is 1: remove the others");
-        return Err(invalid(file, &problem));
+        return Err(unusable(file, &problem));
     }
     check_owner(file, metadata.uid(), metadata.mode(), "600")
 }
@@ -96,12 +96,12 @@ pub(super) fn check_owner(path: &Path, owner: u32, mode: u32, wanted: &str) -> R
         let problem = format!("belongs to user {owner}; this process runs as user {ours}");
         let advice = "a store belongs to one user: choose a path in a directory where only you can create files, or, \
                       to share one between users, run their jobs as one user (sudo -u) or use Redis";
-        return Err(refused(path, &format!("{problem}: {advice}")));
+        return Err(denied(path, &format!("{problem}: {advice}")));
     }
     if mode & 0o077 != 0 {
         let problem = format!("is open to other users (mode {:o})", mode & 0o777);
         let advice = format!("run chmod {wanted} {}", path.display());
-        return Err(refused(path, &format!("{problem}: {advice}")));
+        return Err(unusable(path, &format!("{problem}: {advice}")));
     }
     Ok(())
 }

@@ -165,7 +165,7 @@ impl Location {
                 if alive == 1 { "1 client uses".into() } else { format!("{alive} clients use") };
             let problem = format!("was removed or replaced while {clients} it");
             let advice = ": restore it, or stop its clients first";
-            return Err(errors::refused(&other, &(problem + advice)));
+            return Err(errors::unusable(&other, &(problem + advice)));
         }
         if is_new {
             for file in BESIDE.iter().chain(&["-journal"]).map(|end| with_suffix(&self.file, end)) {
@@ -355,7 +355,8 @@ fn open_clients(file: &Path) -> Result<(OwnedFd, PathBuf), Error> {
 fn resolve(path: &Path, create_directories: bool) -> Result<PathBuf, Error> {
     let whole = std::path::absolute(path).during("resolving", path)?;
     let (Some(parent), Some(name)) = (whole.parent(), whole.file_name()) else {
-        return Err(errors::invalid(path, "is not the path of a file: choose another path"));
+        let problem = format!("{} is not the path of a file", path.display());
+        return Err(Error::invalid("store", problem + ": choose another path"));
     };
     let real = |path: &Path| fs::canonicalize(path).during("resolving", path);
     if fs::symlink_metadata(&whole).is_ok() {
@@ -403,7 +404,7 @@ fn metadata_of(file: &Path) -> Result<Metadata, Error> {
 }
 
 fn gone(file: &Path) -> Error {
-    errors::refused(file, "was removed or replaced while it was in use: open another client")
+    errors::unusable(file, "was removed or replaced while it was in use: open another client")
 }
 
 #[cfg(test)]

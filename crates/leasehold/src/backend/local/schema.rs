@@ -6,7 +6,7 @@ use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags, OptionalExtension, TransactionBehavior, params};
 
 use super::columns::Bits;
-use super::errors::{another_programs, refused};
+use super::errors::{another_programs, denied, unusable};
 use super::location::Location;
 use crate::Error;
 use crate::clock::{self, Moment, Time};
@@ -165,7 +165,7 @@ pub(super) fn open(place: &Location, busy: Duration) -> Result<Connection, Error
     let version = check(&connection, place)?;
     if connection.is_readonly("main").map_err(failed)? {
         let problem = "cannot be written: run chmod 600 on it, or choose another path";
-        return Err(refused(&place.file, problem));
+        return Err(denied(&place.file, problem));
     }
     set_up(&mut connection, version).map_err(failed)?;
     Ok(connection)
@@ -197,11 +197,11 @@ pub(super) fn clock_to_read(place: &Location, boot: &str) -> Result<StoreClock, 
     if check(&connection, place)? != VERSION {
         let problem =
             "was made by an earlier version: open it once without read_only, which migrates it";
-        return Err(refused(&place.file, problem));
+        return Err(denied(&place.file, problem));
     }
     match StoreClock::read(&connection).map_err(|error| place.explain("reading", error))? {
         Some((last_boot, clock)) if last_boot == boot => Ok(clock),
-        _ => Err(refused(
+        _ => Err(denied(
             &place.file,
             "was last used before this boot, so nothing in it is held: open it once without read_only",
         )),
@@ -234,7 +234,7 @@ fn check(connection: &Connection, place: &Location) -> Result<i32, Error> {
     if application == APPLICATION && version > VERSION {
         let problem = format!("has schema {version}; this version supports up to {VERSION}");
         let advice = ": use the newer leasehold that created it";
-        return Err(refused(&place.file, &(problem + advice)));
+        return Err(unusable(&place.file, &(problem + advice)));
     }
     if application != APPLICATION
         && (application != 0 || version != 0 || number("schema_version")? != 0)

@@ -127,15 +127,15 @@ pub(super) async fn within<T>(
 /// Maps an error. `what` names the attempt and must not contain a secret. The result contains none either: the text of
 /// a Redis error is kept only where Redis cannot have quoted our credentials in it.
 pub(super) fn translate(what: &str, error: &RedisError) -> Error {
-    let refused = |why: &str| Error::Refused { what: format!("{what}: {why}") };
+    let unusable = |why: &str| Error::Unusable { what: format!("{what}: {why}") };
     match error {
         RedisError::Server(error) => translate_server(what, error),
         RedisError::Io(cause) => distrust(cause).map_or_else(
-            || Error::unavailable(what, error.is_timeout(), Some(Arc::new(error.clone()))),
-            |why| refused(&why),
+            || Error::unavailable(what, error.is_timeout(), Some(cause.clone())),
+            |why| unusable(&why),
         ),
         RedisError::Violation(why) => Error::unavailable(format!("{what}: {why}"), false, None),
-        RedisError::NotResp => refused("the server does not answer as Redis does: check the port"),
+        RedisError::NotResp => unusable("the server does not answer as Redis does: check the port"),
         RedisError::Url(problem) => Error::invalid("url", format!("{what}: {problem}")),
     }
 }
@@ -143,23 +143,21 @@ pub(super) fn translate(what: &str, error: &RedisError) -> Error {
 /// Maps an error that the server returned: see [`translate`].
 pub(super) fn translate_server(what: &str, error: &ServerError) -> Error {
     const NO_RESP3: &str = "the server does not support HELLO 3: use Redis 6.2 or later, or Valkey";
-    let refused = |why: &str| Error::Refused { what: format!("{what}: {why}") };
+    let denied = |why: &str| Error::Denied { what: format!("{what}: {why}") };
+    let no_room = |why: &str| Error::NoRoom { what: format!("{what}: {why}") };
+    let unusable = |why: &str| Error::Unusable { what: format!("{what}: {why}") };
     let (code, detail) = error.code_and_detail();
     match code {
-        "NOAUTH" => refused("a password is required: put the user and the password into the URL"),
-        "WRONGPASS" => refused("wrong user or password: correct them in the URL"),
-        "NOPERM" => refused(&format!("missing permission: {detail}")),
-        "WRONGTYPE" => Error::invalid(
-            "name",
-            format!(
-                "{what}: another program uses a key of this name: choose another name or namespace"
-            ),
-        ),
+        "NOAUTH" => denied("a password is required: put the user and the password into the URL"),
+        "WRONGPASS" => denied("wrong user or password: correct them in the URL"),
+        "NOPERM" => denied(&format!("missing permission: {detail}")),
+        "WRONGTYPE" => Error::foreign(format!(
+            "{what}: another program uses a key of this name: choose another name or namespace"
+        )),
         // These codes come from our own scripts.
-        "NOTOURS" => Error::invalid(
-            "key",
-            format!("{what}: {detail:?} is not a leasehold lock: remove it, or choose another key"),
-        ),
+        "NOTOURS" => Error::foreign(format!(
+            "{what}: {detail:?} is not a leasehold lock: remove it, or choose another key"
+        )),
         "OTHERLAYOUT" => Error::invalid(
             "lock layout",
             format!(
@@ -167,13 +165,10 @@ pub(super) fn translate_server(what: &str, error: &ServerError) -> Error {
                  the version that the other programs use"
             ),
         ),
-        "BADFENCE" => Error::invalid(
-            "key",
-            format!(
-                "{what}: the fence counter {detail:?} is not a number that can be incremented: set it to the last fence \
-                 that was used, or choose another name"
-            ),
-        ),
+        "BADFENCE" => Error::foreign(format!(
+            "{what}: the fence counter {detail:?} is not a number that can be incremented: set it to the last fence that \
+             was used, or choose another name"
+        )),
         // The server is starting, failing over or stuck, and may recover in a moment.
         "LOADING" | "MASTERDOWN" | "BUSY" | "TRYAGAIN" | "CLUSTERDOWN" | "NOREPLICAS" | "MOVED"
         | "ASK" => {
@@ -190,17 +185,18 @@ pub(super) fn translate_server(what: &str, error: &ServerError) -> Error {
         "ERR" if detail.contains("max number of clients") => {
             Error::unavailable(format!("{what}: {detail}"), false, None)
         }
-        "OOM" => refused("the server is out of memory: raise maxmemory, or free memory"),
-        "MISCONF" => refused("the server cannot save its data, and rejects writes: see its log"),
+        "OOM" => no_room("the server is out of memory: raise maxmemory, or free memory"),
+        "MISCONF" => no_room("the server cannot save its data, and rejects writes: see its log"),
         // The text may quote our HELLO, and so the password.
-        "NOPROTO" => refused(NO_RESP3),
-        _ if detail.contains("HELLO") => refused(NO_RESP3),
+        "NOPROTO" => unusable(NO_RESP3),
+        _ if detail.contains("HELLO") => unusable(NO_RESP3),
         // A page of advice follows the first sentence.
         "DENIED" => {
             let sentence = detail.split(". ").next().unwrap_or_default();
-            refused(&format!("{code} {sentence}"))
+            let advice = "connect from its own host, or give it a password (requirepass) and put that into the URL";
+            denied(&format!("{code} {sentence}: {advice}"))
         }
-        _ => refused(&format!("{code} {detail}")),
+        _ => unusable(&format!("{code} {detail}")),
     }
 }
 
@@ -243,6 +239,35 @@ mod tests {
             assert_eq!(error(line).code(), expected, "{line}");
         }
         assert!(translate_server("request", &error(wrapped)).is_transient());
+    }
+
+    #[test]
+    fn the_code_decides_what_the_caller_can_do() {
+        type Is = fn(&Error) -> bool;
+        let denied: Is = |error| matches!(error, Error::Denied { .. });
+        let no_room: Is = |error| matches!(error, Error::NoRoom { .. });
+        let unusable: Is = |error| matches!(error, Error::Unusable { .. });
+        let foreign: Is = |error| matches!(error, Error::ForeignData { .. });
+        let invalid: Is = |error| matches!(error, Error::InvalidArgument { .. });
+        for (line, is_expected) in [
+            ("NOAUTH Authentication required.", denied),
+            ("WRONGPASS invalid username-password pair or user is disabled.", denied),
+            ("NOPERM this user has no permissions to run the 'evalsha' command", denied),
+            ("DENIED Redis is running in protected mode because no password is set. In", denied),
+            ("OOM command not allowed when used memory > 'maxmemory'.", no_room),
+            ("MISCONF Errors writing to the AOF file: No space left on device", no_room),
+            ("NOPROTO unsupported protocol version", unusable),
+            ("ERR DB index is out of range", unusable),
+            ("WRONGTYPE Operation against a key holding the wrong kind of value", foreign),
+            ("NOTOURS syncguard:key", foreign),
+            ("BADFENCE adv-sem:semaphore_fence:api", foreign),
+            ("OTHERLAYOUT syncguard:key", invalid),
+            ("LOADING Redis is loading the dataset in memory", Error::is_transient),
+            ("READONLY You can't write against a read only replica.", Error::is_transient),
+        ] {
+            let error = translate_server("request", &ServerError::new(line.as_bytes()));
+            assert!(is_expected(&error), "{line}: {error:?}");
+        }
     }
 
     /// Redis repeats the first arguments of a command that it does not know.

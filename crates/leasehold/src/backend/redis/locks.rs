@@ -305,7 +305,9 @@ impl LockScripts {
             LockLayout::SyncGuard2 => found.strip_prefix(&self.prefix.0).unwrap_or(&found),
         };
         let key = self.cluster.map_or(written, |key_tag| key_tag.read(written));
-        Name::normalised("key", key).map(Some)
+        Name::normalised("key", key).map(Some).map_err(|problem| {
+            Error::foreign(format!("{:?} does not contain a key: {problem}", self.index(id)))
+        })
     }
 
     /// Returns the call that applies all of these commands, which belong to one slot.
@@ -428,8 +430,7 @@ impl LockScripts {
                         LockRef::Key(key) => format!("{:?}", self.lock(key)),
                         LockRef::Id(_) => "the key of this lock id".to_owned(),
                     };
-                    let problem = format!("{what} is not a leasehold lock: {problem}");
-                    Error::invalid("key", problem)
+                    Error::foreign(format!("{what} is not a leasehold lock: {problem}"))
                 });
             }
         };
@@ -461,9 +462,9 @@ impl LockScripts {
         for keys in keys.into_iter().collect::<Vec<_>>().chunks(100) {
             for found in self.read(topology, keys).await? {
                 match found {
-                    Err(refused @ Error::Refused { .. }) => return Err(refused),
-                    // Another program's keys are skipped.
-                    found => records.extend(found.ok().flatten()),
+                    // Another program's keys are skipped, and those that are being moved between servers.
+                    Err(Error::ForeignData { .. } | Error::Unavailable { .. }) => {}
+                    found => records.extend(found?),
                 }
             }
         }
@@ -492,7 +493,7 @@ impl LockScripts {
         let (now, answers) = stats::ask_with_time(topology, Slot::ONLY, get).await?;
         let record = |(key, answer): (&String, Result<Value, Error>)| {
             let found = decode_record(&answer?).map_err(|problem| {
-                Error::invalid("key", format!("{key:?} is not a leasehold lock: {problem}"))
+                Error::foreign(format!("{key:?} is not a leasehold lock: {problem}"))
             })?;
             Ok(found.filter(|record| is_live(record.expires_at, now.micros() / 1000)))
         };

@@ -57,7 +57,7 @@ pub(super) fn call(scripts: &Scripts, pool: &str, command: &PoolCommand) -> Redi
 pub(super) fn misplaced(connection: &Connection, command: &PoolCommand) -> Error {
     let key = format!("semaphores:{}", command.pool);
     let problem = format!("the key {key:?} on {} is not a pool", connection.address);
-    Error::invalid("name", problem + ": choose another name")
+    Error::foreign(problem + ": choose another name")
 }
 
 /// Returns the pools that have members, ordered by name.
@@ -106,7 +106,7 @@ async fn members_of(
     let (mut pools, mut all) = (Vec::new(), Vec::new());
     for ((name, mut pages), first) in names.iter().zip(pages).zip(first) {
         let mut members = match first {
-            Err(Error::InvalidArgument { .. }) => continue,
+            Err(Error::ForeignData { .. }) => continue,
             first => pages.add(stats::read(first?)?),
         };
         while let Some(page) = pages.next(topology).await? {

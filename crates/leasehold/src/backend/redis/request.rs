@@ -262,7 +262,7 @@ impl<'a> Reader<'a> {
     fn pool(&self, part: &Part, reply: &Result<Value, Error>) -> Result<Answer, Error> {
         match (reply, part) {
             (Ok(value), _) => pools::decode(value).map(Answer::Pool).map_err(Error::internal),
-            (Err(Error::InvalidArgument { .. }), Part::Pool(command)) => {
+            (Err(Error::ForeignData { .. }), Part::Pool(command)) => {
                 Err(pools::misplaced(self.connection, command))
             }
             (Err(error), _) => Err(error.clone()),
@@ -290,7 +290,7 @@ async fn name_misplaced(
 ) {
     let namespace = &connection.settings.namespace;
     let keys_of = |(at, part): (usize, &Part)| match (part, &answers[at]) {
-        (Part::Semaphore { name, .. }, Err(Error::InvalidArgument { .. })) => {
+        (Part::Semaphore { name, .. }, Err(Error::ForeignData { .. })) => {
             Some((at, storage_keys(namespace, &key_tag.write(name.as_str()))))
         }
         _ => None,
@@ -307,8 +307,7 @@ async fn name_misplaced(
         if let Some(key) = scripts::misplaced(&keys, types) {
             let problem =
                 format!("the key {key:?} on {} does not belong to leasehold", connection.address);
-            answers[at] =
-                Err(Error::invalid("name", problem + ": choose another name or namespace"));
+            answers[at] = Err(Error::foreign(problem + ": choose another name or namespace"));
         }
     }
 }

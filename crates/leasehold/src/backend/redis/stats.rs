@@ -66,15 +66,15 @@ pub(super) async fn fetch(
         reading.home = home;
         match reading.of(&names, &query.waiters).await {
             // Another program uses a key of one of these names.
-            Err(Error::InvalidArgument { .. }) => {
+            Err(Error::ForeignData { .. }) => {
                 for name in names {
                     match reading.of(std::slice::from_ref(&name), &query.waiters).await {
-                        Err(error @ Error::InvalidArgument { .. }) if is_listing => {
+                        Err(error @ Error::ForeignData { .. }) if is_listing => {
                             event!(warn, name, %error, "a semaphore was left out of the statistics");
                         }
-                        Err(Error::InvalidArgument { problem, .. }) => {
+                        Err(Error::ForeignData { problem, .. }) => {
                             let problem = reading.misplaced(&name).await?.unwrap_or(problem);
-                            return Err(Error::invalid("name", format!("{name:?}: {problem}")));
+                            return Err(Error::foreign(problem).in_name(&name));
                         }
                         one => stats.extend(one?),
                     }
@@ -152,7 +152,7 @@ impl StatsQuery<'_> {
                     let key = self.key("max", name);
                     let problem =
                         format!("the key {key:?} holds {text:?}, which is not a capacity");
-                    Error::invalid("name", problem + ": declare a capacity, or remove the key")
+                    Error::foreign(problem + ": declare a capacity, or remove the key")
                 })?,
             };
             let limits: Vec<u8> = read(next()?)?;
@@ -379,7 +379,7 @@ async fn fields(
 /// Returns the next of these fields of client records. It is missing if another program uses the key of the record.
 fn client_field(fields: &mut impl Iterator<Item = Field>) -> Result<Option<String>, Error> {
     match fields.next() {
-        None | Some(Err(Error::InvalidArgument { .. })) => Ok(None),
+        None | Some(Err(Error::ForeignData { .. })) => Ok(None),
         Some(field) => Ok(field?.map(|text| String::from_utf8_lossy(&text).into_owned())),
     }
 }

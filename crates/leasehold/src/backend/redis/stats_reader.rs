@@ -150,11 +150,11 @@ async fn serve(
     }
 }
 
-/// Returns [`Error::Refused`] if the client only reads.
+/// Returns [`Error::Denied`] if the client only reads.
 pub(super) fn check(topology: &Topology) -> Result<(), Error> {
     if topology.settings().only_reads() {
         let what = "this client is read-only: to make changes, open a client without read_only";
-        return Err(Error::Refused { what: what.to_owned() });
+        return Err(Error::Denied { what: what.to_owned() });
     }
     Ok(())
 }

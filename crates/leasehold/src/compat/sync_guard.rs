@@ -1,0 +1,117 @@
+//! The words of `SyncGuard`, whose locks are found by key or lock id.
+
+use std::fmt;
+
+use crate::Error;
+
+/// The code of an [`Error`] in the lock interface of `SyncGuard`.
+///
+/// ```
+/// use leasehold::Client;
+/// use leasehold::compat::sync_guard::ErrorCode;
+///
+/// let error = Client::memory().lock("").build().unwrap_err();
+/// assert_eq!(ErrorCode::from(&error), ErrorCode::InvalidArgument);
+/// assert_eq!(ErrorCode::from(&error).as_str(), "InvalidArgument");
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum ErrorCode {
+    /// The store cannot be reached, is full or cannot be used, or the client's background thread is not running.
+    ServiceUnavailable,
+    /// The store denied access.
+    AuthFailed,
+    /// An argument is invalid, or does not fit what the store contains.
+    InvalidArgument,
+    /// The store did not answer in time.
+    NetworkTimeout,
+    /// Nothing became free within the time limit.
+    AcquisitionTimeout,
+    /// The operation ended early: the lock was lost, the wait was cancelled, or the client was closed.
+    Aborted,
+    /// A bug in this library.
+    Internal,
+}
+
+impl ErrorCode {
+    /// Returns the code as `SyncGuard` spells it, for example `NetworkTimeout`.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::ServiceUnavailable => "ServiceUnavailable",
+            Self::AuthFailed => "AuthFailed",
+            Self::InvalidArgument => "InvalidArgument",
+            Self::NetworkTimeout => "NetworkTimeout",
+            Self::AcquisitionTimeout => "AcquisitionTimeout",
+            Self::Aborted => "Aborted",
+            Self::Internal => "Internal",
+        }
+    }
+}
+
+impl fmt::Display for ErrorCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl From<&Error> for ErrorCode {
+    fn from(error: &Error) -> Self {
+        match error {
+            Error::InvalidArgument { .. }
+            | Error::ForeignData { .. }
+            | Error::Pinned { .. }
+            | Error::InUse { .. }
+            | Error::TooHeavy { .. }
+            | Error::WrongThread { .. } => Self::InvalidArgument,
+            Error::TimedOut { .. } | Error::NotDrained { .. } => Self::AcquisitionTimeout,
+            Error::Cancelled { .. } | Error::Lost { .. } | Error::Closed => Self::Aborted,
+            Error::Unavailable { timed_out: true, .. } => Self::NetworkTimeout,
+            Error::Unavailable { .. }
+            | Error::Stopped { .. }
+            | Error::NoRoom { .. }
+            | Error::Unusable { .. } => Self::ServiceUnavailable,
+            Error::Denied { .. } => Self::AuthFailed,
+            Error::Internal { .. } => Self::Internal,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{LossReason, Primitive};
+
+    #[test]
+    fn every_error_has_a_code() {
+        let (what, name) = (String::new, || "job".to_owned());
+        let (limit, primitive) = (Duration::from_secs(1), Primitive::Lock);
+        let lost = Error::Lost { primitive, name: name(), id: what(), reason: LossReason::Missing };
+        let timed_out =
+            Error::TimedOut { primitive, name: name(), limit, full: None, next_start: None };
+        for (error, code) in [
+            (Error::invalid("key", ""), "InvalidArgument"),
+            (Error::foreign(""), "InvalidArgument"),
+            (Error::Pinned { name: name(), capacity: 1 }, "InvalidArgument"),
+            (Error::InUse { name: name(), holding: 1, waiting: 0 }, "InvalidArgument"),
+            (Error::TooHeavy { name: name(), weight: 2, capacity: 1 }, "InvalidArgument"),
+            (Error::WrongThread { what: what() }, "InvalidArgument"),
+            (timed_out, "AcquisitionTimeout"),
+            (Error::NotDrained { name: name(), limit }, "AcquisitionTimeout"),
+            (Error::Cancelled { name: name(), id: what() }, "Aborted"),
+            (lost, "Aborted"),
+            (Error::Closed, "Aborted"),
+            (Error::unavailable("", true, None), "NetworkTimeout"),
+            (Error::unavailable("", false, None), "ServiceUnavailable"),
+            (Error::Stopped { what: what() }, "ServiceUnavailable"),
+            (Error::NoRoom { what: what() }, "ServiceUnavailable"),
+            (Error::Unusable { what: what() }, "ServiceUnavailable"),
+            (Error::Denied { what: what() }, "AuthFailed"),
+            (Error::internal(""), "Internal"),
+        ] {
+            assert_eq!(ErrorCode::from(&error).to_string(), code, "{error:?}");
+        }
+    }
+}
