@@ -125,14 +125,14 @@ fn a_semaphore_in_use() {
         Running::start(&server.url(), &["run", "--label", "a b", "deploy", "--", "true"]);
     until(|| inspector.held_and_waiting("deploy") == (1, 1));
     let query = inspector.client.stats().names(["deploy"]).waiters();
-    let stats = inspector.block_on(query.fetch()).unwrap().remove(0);
-    let (holder, waiter) = (&stats.holders()[0], &stats.waiters()[0]);
-    let pids = [holder, waiter].map(|member| member.pid().unwrap().to_string());
+    let stats = inspector.block_on(query).unwrap().remove(0);
+    let (holder, waiter) = (&stats.holders[0], &stats.waiters[0]);
+    let pids = [holder, waiter].map(|member| member.pid.unwrap().to_string());
     let fence = held.fence().to_string();
-    let host = holder.host().unwrap();
+    let host = holder.host.as_deref().unwrap();
     let replacements = [
-        (holder.id(), "HOLDER"),
-        (waiter.id(), "WAITER"),
+        (&*holder.id, "HOLDER"),
+        (&*waiter.id, "WAITER"),
         (&fence, "FENCE"),
         (&pids[0], "PID"),
         (&pids[1], "PID"),

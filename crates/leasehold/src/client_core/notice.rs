@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::clock::Moment;
 use crate::machine::Held;
-use crate::{Error, ErrorKind, LossReason};
+use crate::{Error, LossReason};
 
 /// Something that a caller, or the driver of the core, has to learn. `owner` is the value that the driver passed with
 /// the acquisition or the release.
@@ -23,7 +23,7 @@ pub(crate) enum Notice<T> {
     /// The holder has lost its permit.
     Lost { owner: T, reason: LossReason },
     /// A holder's renewal, sent at `sent`, was answered or has failed. `Ok(true)` means that the permit is still held.
-    Renewed { owner: T, result: Result<bool, ErrorKind>, sent: Moment },
+    Renewed { owner: T, result: Result<bool, Error>, sent: Moment },
     /// A release was answered or has failed. `Ok(true)` means that the id was held until now.
     Released { owner: T, outcome: Result<bool, Failure> },
     /// The store refused to renew a holder. The core tries again.
