@@ -31,10 +31,12 @@ pub use url::StoreUrl;
 
 static GLOBAL: LazyLock<Client> = LazyLock::new(Client::memory);
 
-/// A handle to one store, on which semaphores, locks and pools are declared. Clones are the same client.
+/// A handle to one store, on which semaphores, locks and pools are declared.
 ///
-/// Builders follow one rule. `build()` makes a handle to a semaphore, a lock or a pool, and `open().await` opens a
-/// client. Everything else is awaited itself: an acquire, a query, a [`Pause`](crate::Pause), a [`Drain`](crate::Drain).
+/// Clones are the same client.
+///
+/// All builders follow one rule. `build()` makes a handle and sends nothing. `open().await` opens a client. Everything
+/// else is awaited itself: an acquire, the query [`Stats`], a [`Pause`](crate::Pause), a [`Drain`](crate::Drain).
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -194,7 +196,9 @@ impl Client {
         PoolBuilder::new(self.engine.clone(), name, capacity)
     }
 
-    /// Returns a query for the limits, holders and waiters of semaphores. Nothing is sent before it is awaited.
+    /// Returns a query for the limits, holders and waiters of semaphores.
+    ///
+    /// Nothing is sent before the query is awaited.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]

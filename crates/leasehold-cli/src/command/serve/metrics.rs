@@ -139,7 +139,7 @@ fn semaphores(text: &mut Exposition, all: &[SemaphoreStats]) {
         all,
         "semaphore_capacity",
         "Units that may be held at once; none if unlimited.",
-        |one| limited(one).then(|| one.capacity),
+        |one| limited(one).then_some(one.capacity),
     );
     text.semaphores(all, "semaphore_held_units", "Units that are held.", |one| Some(one.units));
     text.semaphores(all, "semaphore_holders", "Permits that are held.", |one| Some(one.held));
