@@ -289,7 +289,7 @@ impl Client {
             if unused {
                 query = query.unused();
             }
-            let stats = query.fetch().await?;
+            let stats = query.await?;
             Ok(Value::made(move |py| values::all_stats(py, &stats)))
         })
     }

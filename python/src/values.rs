@@ -49,59 +49,52 @@ pub(crate) fn timestamp(time: SystemTime) -> f64 {
 
 fn member(py: Python<'_>, member: &Member) -> PyResult<Py<PyAny>> {
     let fields = fields!(py,
-        id: member.id(),
-        label: member.label(),
-        host: member.host(),
-        pid: member.pid(),
-        age: seconds(member.age()),
-        ends_in: seconds(member.ends_in()),
-        ttl_left: seconds(member.ttl_left()),
-        silent_for: seconds(member.silent_for()),
-        fence: member.fence().map(leasehold::Fence::get),
-        weight: member.weight(),
-        slot_number: member.slot_number(),
+        id: &member.id,
+        label: &member.label,
+        host: &member.host,
+        pid: member.pid,
+        age: seconds(member.age),
+        ends_in: seconds(member.ends_in),
+        ttl_left: seconds(member.ttl_left),
+        silent_for: seconds(member.silent_for),
+        fence: member.fence.map(leasehold::Fence::get),
+        weight: member.weight,
+        slot_number: member.slot_number,
     );
     make(py, "Member", &fields)
 }
 
 pub(crate) fn stats(py: Python<'_>, stats: &SemaphoreStats) -> PyResult<Py<PyAny>> {
-    let paused = stats.paused().map(|paused| {
-        let fields = fields!(py, lasts: paused.lasts().as_secs_f64(), by: paused.by(), reason: paused.reason());
+    let paused = stats.paused.as_ref().map(|paused| {
+        let fields =
+            fields!(py, lasts: paused.lasts.as_secs_f64(), by: &paused.by, reason: &paused.reason);
         make(py, "Paused", &fields)
     });
-    let rate = stats.rate().map(|rate| {
+    let rate = stats.rate.map(|rate| {
         let fields = fields!(py,
-            starts: rate.starts(),
-            period: rate.period().as_secs_f64(),
-            burst: rate.burst(),
+            starts: rate.starts,
+            period: rate.period.as_secs_f64(),
+            burst: rate.burst,
             interval: rate.interval().as_secs_f64(),
         );
         make(py, "RateLimit", &fields)
     });
-    let waits_for = stats.waits_for().map(|waits_for| match waits_for {
-        WaitsFor::Room => "room",
-        WaitsFor::Rate => "rate",
-        WaitsFor::Resume => "resume",
-        WaitsFor::Capacity => "capacity",
-        WaitsFor::Client => "client",
-        _ => "unknown",
-    });
     let fields = fields!(py,
-        name: stats.name(),
-        capacity: stats.capacity(),
-        declared: stats.declared(),
-        pinned: stats.pinned(),
+        name: &stats.name,
+        capacity: stats.capacity,
+        declared: stats.declared,
+        pinned: stats.pinned,
         paused: paused.transpose()?,
-        held: stats.held(),
-        units: stats.units(),
-        waiting: stats.waiting(),
-        waits_for: waits_for,
+        held: stats.held,
+        units: stats.units,
+        waiting: stats.waiting,
+        waits_for: stats.waits_for.map(WaitsFor::as_str),
         rate: rate.transpose()?,
-        next_token: seconds(stats.next_token()),
+        next_token: seconds(stats.next_token),
         oldest_hold: seconds(stats.oldest_hold()),
-        oldest_wait: seconds(stats.oldest_wait()),
-        holders: list(stats.holders().iter().map(|holder| member(py, holder)))?,
-        waiters: list(stats.waiters().iter().map(|waiter| member(py, waiter)))?,
+        oldest_wait: seconds(stats.oldest_wait),
+        holders: list(stats.holders.iter().map(|holder| member(py, holder)))?,
+        waiters: list(stats.waiters.iter().map(|waiter| member(py, waiter)))?,
     );
     make(py, "SemaphoreStats", &fields)
 }

@@ -40,7 +40,7 @@ fn measure(bench: &mut Bench) -> Result<(), String> {
         waiting.0.push(child.map_err(|why| why.to_string())?);
     }
     let begun = Instant::now();
-    let joined = || bench.runtime.block_on(semaphore.stats()).map(|stats| stats.waiting());
+    let joined = || bench.runtime.block_on(semaphore.stats()).map(|stats| stats.waiting);
     // The store may be too busy to answer while all of them join.
     while joined().unwrap_or(0) < COMMANDS {
         if begun.elapsed() > TIME_LIMIT {

@@ -46,7 +46,7 @@ fn measure(bench: &mut Bench) -> Result<(), String> {
         driver.answer(TIME_LIMIT)?;
     }
     let begun = Instant::now();
-    let waiting = || bench.runtime.block_on(semaphore.stats()).map(|stats| stats.waiting());
+    let waiting = || bench.runtime.block_on(semaphore.stats()).map(|stats| stats.waiting);
     // The store may be too busy to answer while all of them join.
     while waiting().unwrap_or(0) < CLIENTS {
         if begun.elapsed() > TIME_LIMIT {

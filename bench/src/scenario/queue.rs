@@ -22,7 +22,7 @@ pub(super) fn run(bench: &mut Bench) {
             let held = semaphore.acquire().await.expect("a permit");
             // They wait behind the holder, and are never granted the permit.
             let others: Vec<_> = (0..length).map(|_| tokio::spawn(semaphore.acquire())).collect();
-            while semaphore.stats().await.expect("statistics").waiting() < length {
+            while semaphore.stats().await.expect("statistics").waiting < length {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
             queues.push((length, semaphore, held, others));

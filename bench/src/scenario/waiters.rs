@@ -41,7 +41,7 @@ fn measure(bench: &mut Bench) -> Result<(), String> {
     let mut driver = Driver::start(&SEMAPHORE, &proxy.url())?;
     let (begun, empty) = (Instant::now(), driver.resident()?);
     driver.call(&format!("wait {name} {WAITERS} {} 0", LEASE.as_millis()), TIME_LIMIT)?;
-    let waiting = || bench.runtime.block_on(semaphore.stats()).map(|stats| stats.waiting());
+    let waiting = || bench.runtime.block_on(semaphore.stats()).map(|stats| stats.waiting);
     while waiting().map_err(|why| why.to_string())? < WAITERS {
         sleep(Duration::from_millis(20));
     }

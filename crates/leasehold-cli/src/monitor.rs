@@ -7,7 +7,7 @@
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, SystemTime};
 
-use leasehold::{Client, Error, SemaphoreStats};
+use leasehold::{Client, Error};
 
 use crate::failure::Failure;
 
@@ -99,21 +99,21 @@ impl Monitor {
         let mut total = Sample::at(snapshot.at);
         for one in &snapshot.semaphores {
             let sample = Sample {
-                held: one.units(),
-                waiting: u32::try_from(one.waiting()).unwrap_or(u32::MAX),
-                grants: grants.get(one.name()).copied().unwrap_or_default(),
+                held: one.units,
+                waiting: u32::try_from(one.waiting).unwrap_or(u32::MAX),
+                grants: grants.get(&one.name).copied().unwrap_or_default(),
                 ..Sample::at(snapshot.at)
             };
             total.add(&sample);
             let room = self.histories.len() < MOST_HISTORIES;
-            if let Some(history) = self.histories.get_mut(one.name()) {
+            if let Some(history) = self.histories.get_mut(&one.name) {
                 history.record(sample);
             } else if room {
-                self.histories.entry(one.name().to_owned()).or_default().record(sample);
+                self.histories.entry(one.name.clone()).or_default().record(sample);
             }
         }
         self.total.record(total);
-        let names: HashSet<_> = snapshot.semaphores.iter().map(SemaphoreStats::name).collect();
+        let names: HashSet<_> = snapshot.semaphores.iter().map(|one| &*one.name).collect();
         self.histories.retain(|name, _| names.contains(name.as_str()));
         self.latest = Some(snapshot);
     }

@@ -5,6 +5,8 @@ use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, SystemTime};
 
 use comfy_table::{CellAlignment, Table, presets};
+use leasehold::SemaphoreStats;
+use serde::Serialize;
 use serde_json::Value;
 
 use crate::failure::{Failure, INTERNAL};
@@ -24,8 +26,23 @@ pub(crate) fn line(text: &str) -> String {
     format!("{}\n", one_line(text))
 }
 
-pub(crate) fn print_json(value: &Value) -> Result<(), Failure> {
-    print(&format!("{value:#}\n"))
+/// Prints a value as JSON, with its fields in alphabetical order.
+pub(crate) fn print_json(value: &impl Serialize) -> Result<(), Failure> {
+    print(&format!("{:#}\n", json(value)))
+}
+
+/// Returns a value of the library as JSON.
+pub(crate) fn json(value: &impl Serialize) -> Value {
+    serde_json::to_value(value).unwrap_or_default()
+}
+
+/// Returns a semaphore as JSON without its holders and waiters, for lists.
+pub(crate) fn summary(stats: &SemaphoreStats) -> Value {
+    let mut value = json(stats);
+    if let Some(fields) = value.as_object_mut() {
+        fields.retain(|name, _| !["holders", "waiters"].contains(&name.as_str()));
+    }
+    value
 }
 
 /// Whether to use colours: stdout is a terminal, and `NO_COLOR` is not set.

@@ -201,24 +201,24 @@ impl StatusLine {
             if let Some(paused) = paused(&stats) {
                 return Some(WaitStatus::new(&place, &paused, &nth, "paused"));
             }
-            match stats.waits_for() {
+            match stats.waits_for {
                 Some(WaitsFor::Rate) => {
-                    let next = stats.next_token().map(ago).unwrap_or_default();
+                    let next = stats.next_token.map(ago).unwrap_or_default();
                     let why = next_start(&stats).unwrap_or_default();
                     return Some(WaitStatus::new(&place, &why, &nth, &format!("next in {next}")));
                 }
                 Some(WaitsFor::Capacity) => {
-                    let limit = stats.capacity();
+                    let limit = stats.capacity;
                     let problem = "the first waiter needs more units than the limit of";
                     let why = format!("{problem} {limit}: raise the limit");
                     return Some(WaitStatus::new(&place, &why, &nth, "over the limit"));
                 }
                 _ => {}
             }
-            let (Some(first), Some(held)) = (stats.holders().first(), held_by(&stats)) else {
+            let (Some(first), Some(held)) = (stats.holders.first(), held_by(&stats)) else {
                 return Some(WaitStatus::new(&place, "", &nth, ""));
             };
-            let short = first.label().map(|label| format!("{label:?}"));
+            let short = first.label.as_ref().map(|label| format!("{label:?}"));
             let short = short.unwrap_or_else(|| describe_member(first));
             Some(WaitStatus::new(&place, &held, &nth, &short))
         })
@@ -317,7 +317,7 @@ impl Drop for StatusLine {
 
 /// Returns who holds the permits of a semaphore, or `None` if nobody does.
 pub(crate) fn held_by(stats: &SemaphoreStats) -> Option<String> {
-    let (first, others) = stats.holders().split_first()?;
+    let (first, others) = stats.holders.split_first()?;
     let more = match others.len() {
         0 => String::new(),
         1 => ", and by 1 other".to_owned(),
@@ -336,8 +336,8 @@ pub(crate) fn locked_by(info: &LockInfo) -> String {
 }
 
 fn describe_member(member: &Member) -> String {
-    let host = member.host().unwrap_or(member.id());
-    describe(Some(host), member.pid(), member.label(), member.age())
+    let host = member.host.as_deref().unwrap_or(&member.id);
+    describe(Some(host), member.pid, member.label.as_deref(), member.age)
 }
 
 /// Formats the known ones of host, process, label and age.

@@ -25,7 +25,7 @@
 //!     guard.release().wait()?;
 //!
 //!     api.pause().reason("maintenance").wait()?;
-//!     assert!(api.stats().wait()?.paused().is_some());
+//!     assert!(api.stats().wait()?.paused.is_some());
 //!     client.close().wait()
 //! }
 //! ```

@@ -31,7 +31,12 @@ pub use url::StoreUrl;
 
 static GLOBAL: LazyLock<Client> = LazyLock::new(Client::memory);
 
-/// A handle to one store, on which semaphores, locks and pools are declared. Clones are the same client.
+/// A handle to one store, on which semaphores, locks and pools are declared.
+///
+/// Clones are the same client.
+///
+/// All builders follow one rule. `build()` makes a handle and sends nothing. `open().await` opens a client. Everything
+/// else is awaited itself: an acquire, the query [`Stats`], a [`Pause`](crate::Pause), a [`Drain`](crate::Drain).
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -42,8 +47,8 @@ static GLOBAL: LazyLock<Client> = LazyLock::new(Client::memory);
 /// let api = client.semaphore("api", 5).build()?;
 /// let permit = api.acquire().await?;
 ///
-/// let stats = client.stats().fetch().await?;
-/// assert_eq!((stats[0].name(), stats[0].held(), stats[0].capacity()), ("api", 1, 5));
+/// let stats = client.stats().await?;
+/// assert_eq!((&*stats[0].name, stats[0].held, stats[0].capacity), ("api", 1, 5));
 ///
 /// drop(permit);
 /// client.close().await?;
@@ -194,16 +199,30 @@ impl Client {
 
     /// Returns a query for the limits, holders and waiters of semaphores.
     ///
+    /// Nothing is sent before the query is awaited.
+    ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), leasehold::Error> {
     /// # let client = leasehold::Client::memory();
-    /// for one in client.stats().names(["api", "db"]).unused().fetch().await? {
-    ///     println!("{}: {}/{} ({:.1}%)", one.name(), one.held(), one.capacity(), one.percent());
+    /// for one in client.stats().names(["api", "db"]).unused().await? {
+    ///     println!("{}: {}/{} ({:.1}%)", one.name, one.held, one.capacity, one.percent());
     /// }
     /// # Ok(())
     /// # }
     /// ```
+    ///
+    /// The names are sorted by the share of the capacity that is held, then by the number of waiters, highest first.
+    ///
+    /// # Errors
+    /// - [`Error::InvalidArgument`] if a name in the query is empty, longer than 512 bytes, or contains control
+    ///   characters, or if another program uses its keys on Redis.
+    /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
+    /// - [`Error::Refused`] if the store denies the request.
+    /// - [`Error::Stopped`] if the client's background thread is not running.
+    ///
+    /// # Cancel safety
+    /// The query changes nothing in the store, so the future can be dropped at any time.
     pub fn stats(&self) -> Stats {
         Stats::new(self.engine.clone())
     }

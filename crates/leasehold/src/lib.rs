@@ -53,6 +53,8 @@ mod error;
 mod fence;
 mod guard;
 mod id;
+#[cfg(feature = "serde")]
+mod json;
 mod limits;
 mod lock;
 mod machine;
@@ -94,17 +96,15 @@ pub use client::{Client, MemoryBuilder, Outage, Stats};
 #[doc(hidden)]
 pub use client::{StoreUrl, sqlite_path};
 pub use client_core::timing::shortest_lease;
-pub use engine::watch::{EventResult, Operation as PoolOperation};
 pub use error::{Error, LossReason};
 pub use fence::{Fence, FenceGate, StaleFence};
 pub use id::{AcquisitionId, ClientId, LockId};
 pub use limits::{Drain, Pause};
 pub use lock::{
-    Capabilities, HeldLock, Lock, LockBuilder, LockEvent, LockGuard, LockInfo, LockOperation,
-    LockReason, LockResult, Locks, RawLockInfo,
+    Capabilities, HeldLock, Lock, LockBuilder, LockGuard, LockInfo, Locks, RawLockInfo,
 };
 pub use manual_clock::ManualClock;
-pub use observer::{Observer, PoolEvent, SemaphoreEvent, SemaphoreOperation};
+pub use observer::{Event, Observer, Operation, Outcome};
 pub use permit::{Lost, Permit};
 pub use pool::{
     AcquireStatus, Pool, PoolAnswer, PoolBuilder, PoolCount, PoolLease, Pools, ReleaseStatus,

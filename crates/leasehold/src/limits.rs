@@ -325,7 +325,7 @@ impl Drain {
         let core = semaphore.inner.engine.core();
         let until = limit.map_or(Moment::NEVER, |limit| core.now() + limit);
         self.pause.begin().await?;
-        while semaphore.stats().await?.held() > 0 {
+        while semaphore.stats().await?.held > 0 {
             let now = core.now();
             if until <= now {
                 let (name, limit) = (semaphore.name().to_owned(), self.within.unwrap_or_default());

@@ -13,18 +13,16 @@ use crate::machine::Terms;
 use crate::machine::lock::{Holder, NotifyWhen};
 use crate::name::{Name, millis};
 use crate::semaphore::LEASE;
-use crate::{Error, LockId, Primitive, Retry, process};
+use crate::{Error, LockId, Observer, Primitive, Retry, process};
 
 mod guard;
 mod info;
 mod lease;
 mod locks;
-mod observer;
 
 pub use guard::LockGuard;
 pub use info::{HeldLock, LockInfo, RawLockInfo};
 pub use locks::{Capabilities, Locks};
-pub use observer::{LockEvent, LockOperation, LockReason, LockResult};
 
 use lease::{LockLease, LockProtocol};
 use locks::key_of;
@@ -71,7 +69,7 @@ struct LockSpec {
     holder: Arc<Holder>,
     /// The fence that the next acquire expects, or 0 if the lock was held at the last attempt.
     next_fence: AtomicU64,
-    /// The metrics and the tracing spans of this lock.
+    /// The metrics, the observer and the tracing spans of this lock.
     watch: Arc<Watch>,
 }
 
@@ -181,12 +179,14 @@ pub struct LockBuilder {
     auto_extend: bool,
     on_release_error: Option<Hook>,
     label: Option<String>,
+    observer: Option<Observer>,
     name_in_metrics: bool,
 }
 
 impl LockBuilder {
     pub(crate) fn new(locks: Locks, key: &str) -> Self {
         Self {
+            observer: locks.observer.clone(),
             locks,
             key: key.to_owned(),
             ttl: LEASE,
@@ -261,6 +261,24 @@ impl LockBuilder {
         self
     }
 
+    /// Notifies this observer of the operations of this lock and its guards: see [`Event`](crate::Event).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// use leasehold::{Client, Observer};
+    ///
+    /// let observer = Observer::new(|event| println!("{:?}: {:?}", event.operation, event.outcome));
+    /// let lock = Client::memory().lock("invoice:42").observer(observer).build()?;
+    /// drop(lock.acquire().await?);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn observer(mut self, observer: Observer) -> Self {
+        self.observer = Some(observer);
+        self
+    }
+
     /// Adds the label `name`, with the key as its value, to the [metrics](crate::metrics) of this lock. Without the
     /// label they are counted together with those of the client's other locks, because an exporter keeps every key
     /// forever.
@@ -289,7 +307,7 @@ impl LockBuilder {
         let key = key_of(&self.key, &self.locks.engine)?;
         let core = self.locks.engine.core();
         let inner = LockSpec {
-            watch: Watch::new(core, Primitive::Lock, &key, self.name_in_metrics, None),
+            watch: Watch::new(core, Primitive::Lock, &key, self.name_in_metrics, self.observer),
             key,
             ttl: millis("lease", self.ttl)?,
             locks: self.locks,
@@ -316,11 +334,6 @@ impl fmt::Debug for LockBuilder {
 }
 
 impl LockSpec {
-    /// Notifies the observer.
-    fn report(&self, operation: LockOperation, id: LockId, result: LockResult) {
-        self.locks.report(operation, result, (Some(&self.key), Some(id)));
-    }
-
     fn terms(&self) -> Terms {
         Terms { lease: Some(Span::from_millis(self.ttl)), ttl: None }
     }

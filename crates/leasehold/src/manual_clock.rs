@@ -142,7 +142,7 @@ impl ManualClock {
     ///
     /// let minute = Duration::from_secs(60);
     /// let waiting = tokio::spawn(api.acquire().within(minute));
-    /// while api.stats().await?.waiting() == 0 {
+    /// while api.stats().await?.waiting == 0 {
     ///     tokio::task::yield_now().await; // until it is queued
     /// }
     /// clock.advance(minute);

@@ -15,7 +15,7 @@ use crate::machine::Subject;
 use crate::machine::pool::{PoolAction, PoolCommand, PoolOutcome, Status};
 use crate::name::Name;
 use crate::semaphore::LEASE;
-use crate::{Error, Observer, PoolEvent, Primitive, Retry};
+use crate::{Error, LossReason, Observer, Outcome, Primitive, Retry};
 
 mod answer;
 mod lease;
@@ -123,8 +123,15 @@ impl Pool {
         let instance = instance_of(instance_id)?;
         let (id, sent) = (instance.clone(), self.inner.engine.core().now());
         let answer = self.inner.call(PoolAction::Renew { instance }, RenewStatus::of).await;
-        let renewed = answer.as_ref().map(|answer| answer.status == RenewStatus::Renewed);
-        self.inner.watch.renewed(|| Id::Instance(id), renewed, sent);
+        let outcome = || match &answer {
+            Ok(PoolAnswer { status: RenewStatus::Renewed, .. }) => Outcome::Done,
+            Ok(PoolAnswer { status: RenewStatus::Expired, .. }) => {
+                Outcome::Lost(LossReason::LeaseEnded)
+            }
+            Ok(_) => Outcome::NotHeld,
+            Err(error) => Outcome::Failed(error.clone()),
+        };
+        self.inner.watch.renewed(|| Id::Instance(id), outcome, sent);
         answer
     }
 
@@ -142,8 +149,15 @@ impl Pool {
         let part = self.inner.part(PoolAction::Release { instance: instance.clone() });
         let answer = core.call_to_the_end(part).await.and_then(outcome_of);
         let answer = answer.and_then(|outcome| typed(outcome, ReleaseStatus::of));
-        let released = answer.as_ref().map(|answer| answer.status == ReleaseStatus::Released);
-        self.inner.watch.released(|| Id::Instance(instance), released);
+        let outcome = || match &answer {
+            Ok(PoolAnswer { status: ReleaseStatus::Released, .. }) => Outcome::Done,
+            Ok(PoolAnswer { status: ReleaseStatus::AlreadyExpired, .. }) => {
+                Outcome::Lost(LossReason::LeaseEnded)
+            }
+            Ok(_) => Outcome::NotHeld,
+            Err(error) => Outcome::Failed(error.clone()),
+        };
+        self.inner.watch.released(|| Id::Instance(instance), outcome);
         answer
     }
 
@@ -223,7 +237,7 @@ pub struct PoolBuilder {
     capacity: u32,
     ttl: Duration,
     retry: Retry,
-    observer: Option<Observer<PoolEvent>>,
+    observer: Option<Observer>,
     name_in_metrics: bool,
 }
 
@@ -268,20 +282,19 @@ impl PoolBuilder {
         self
     }
 
-    /// Notifies this observer when an acquire, a renewal or a release of this pool ends, and when a lease is lost: see
-    /// [`PoolEvent`].
+    /// Notifies this observer of the operations of this pool and its leases: see [`Event`](crate::Event).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), leasehold::Error> {
-    /// use leasehold::{Client, EventResult, Observer, PoolEvent};
+    /// use leasehold::{Client, Observer, Outcome};
     /// use std::sync::atomic::{AtomicU32, Ordering};
     /// use std::sync::Arc;
     ///
     /// let full = Arc::new(AtomicU32::new(0));
     /// let counter = full.clone();
-    /// let observer = Observer::new(move |event: &PoolEvent| {
-    ///     counter.fetch_add(u32::from(event.result == EventResult::Full), Ordering::Relaxed);
+    /// let observer = Observer::new(move |event| {
+    ///     counter.fetch_add(u32::from(matches!(event.outcome, Outcome::Full)), Ordering::Relaxed);
     /// });
     /// let encoders = Client::memory().pool("encoders", 1).observer(observer).build()?;
     /// encoders.acquire("worker-1").await?;
@@ -290,7 +303,7 @@ impl PoolBuilder {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn observer(mut self, observer: Observer<PoolEvent>) -> Self {
+    pub fn observer(mut self, observer: Observer) -> Self {
         self.observer = Some(observer);
         self
     }
@@ -326,9 +339,8 @@ impl PoolBuilder {
         let ttl = Span::from_millis(crate::name::millis("lease", self.ttl)?);
         self.retry.check()?;
         let (engine, capacity, retry) = (self.engine, self.capacity, self.retry);
-        let observer = self.observer.map(Observer::<PoolEvent>::into_callback);
-        let watch =
-            Watch::new(engine.core(), Primitive::Pool, &name, self.name_in_metrics, observer);
+        let (in_metrics, observer) = (self.name_in_metrics, self.observer);
+        let watch = Watch::new(engine.core(), Primitive::Pool, &name, in_metrics, observer);
         Ok(Pool { inner: Arc::new(PoolSpec { engine, name, capacity, ttl, retry, watch }) })
     }
 }

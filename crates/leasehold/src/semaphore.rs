@@ -9,12 +9,12 @@ use crate::clock::Span;
 use crate::engine::Engine;
 use crate::engine::name_state::ReleasedBy;
 use crate::engine::semaphore_spec::SemaphoreSpec;
-use crate::engine::watch::Watch;
+use crate::engine::watch::{Id, Watch};
 use crate::machine::Subject;
 use crate::machine::{Rate, Terms};
 use crate::name::{Name, positive};
 use crate::stats::SemaphoreStats;
-use crate::{AcquisitionId, Error, Observer, Permit, Primitive, SemaphoreEvent};
+use crate::{AcquisitionId, Error, Observer, Outcome, Permit, Primitive};
 
 /// The default lease of permits, locks and pools: how long a holder or waiter may be silent before it is considered dead.
 pub(crate) const LEASE: Duration = Duration::from_secs(30);
@@ -174,7 +174,10 @@ impl Semaphore {
     /// If the future is dropped after it was first polled, the release continues in the background.
     pub async fn release(&self, id: &AcquisitionId) -> Result<bool, Error> {
         let SemaphoreInner { spec, .. } = &*self.inner;
-        spec.named.release(*id, spec, ReleasedBy::Id).done().await
+        let released = spec.named.release(*id, spec, ReleasedBy::Id).done().await;
+        let outcome = || Outcome::of(released.as_ref().map(|held| *held));
+        spec.watch.released(|| Id::Permit(*id), outcome);
+        released
     }
 
     /// Releases a holder or waiter by the id that [`stats`](Self::stats) shows. It may belong to another program that
@@ -210,8 +213,8 @@ impl Semaphore {
     /// The query changes nothing in the store, so the future can be dropped at any time.
     pub async fn locked(&self) -> Result<bool, Error> {
         let stats = self.stats().await?;
-        let full = stats.units() >= stats.capacity() || stats.waiting() > 0;
-        Ok(full || stats.paused().is_some() || stats.next_token().is_some())
+        let full = stats.units >= stats.capacity || stats.waiting > 0;
+        Ok(full || stats.paused.is_some() || stats.next_token.is_some())
     }
 
     /// Returns the number of waiters ahead of `id`, or `None` if `id` is not waiting. [`Acquire::id`] returns the id of
@@ -239,9 +242,9 @@ impl Semaphore {
     /// The query changes nothing in the store, so the future can be dropped at any time.
     pub async fn stats(&self) -> Result<SemaphoreStats, Error> {
         let mut stats = self.inner.spec.named.stats(0..0).await?;
-        if stats.capacity() == 0 {
+        if stats.capacity == 0 {
             // No acquire has declared a capacity in the store yet.
-            stats.limits.declared = self.capacity();
+            (stats.declared, stats.capacity) = (self.capacity(), self.capacity());
         }
         Ok(stats)
     }
@@ -286,7 +289,7 @@ struct SemaphoreOptions {
     rate: Option<(u64, Duration)>,
     burst: Option<u32>,
     rate_only: bool,
-    observer: Option<Observer<SemaphoreEvent>>,
+    observer: Option<Observer>,
     name_in_metrics: bool,
 }
 
@@ -437,9 +440,10 @@ impl SemaphoreBuilder {
         self
     }
 
-    /// Notifies this observer when an acquire of this semaphore ends and when a permit is released or lost: see
-    /// [`SemaphoreEvent`]. Other handles of the same name are observed only if they were built with an observer, too.
-    pub fn observer(mut self, observer: Observer<SemaphoreEvent>) -> Self {
+    /// Notifies this observer of the operations of this semaphore and its permits: see [`Event`](crate::Event).
+    ///
+    /// Other handles of the same name are observed only if they were built with an observer, too.
+    pub fn observer(mut self, observer: Observer) -> Self {
         self.options.observer = Some(observer);
         self
     }
@@ -511,9 +515,8 @@ impl SemaphoreBuilder {
         } else {
             named.common().declare(capacity);
         }
-        let observer = options.observer.map(Observer::<SemaphoreEvent>::into_callback);
-        let watch =
-            Watch::new(core, Primitive::Semaphore, &name, options.name_in_metrics, observer);
+        let (in_metrics, observer) = (options.name_in_metrics, options.observer);
+        let watch = Watch::new(core, Primitive::Semaphore, &name, in_metrics, observer);
         let spec = Arc::new(SemaphoreSpec {
             named,
             terms,

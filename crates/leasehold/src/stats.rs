@@ -1,5 +1,6 @@
-//! What statistics contain: the limits, holders and waiters of semaphores, the members of pools, and clients. The stores fill
-//! these types.
+//! What statistics contain: the limits, holders and waiters of semaphores, the members of pools, and clients.
+//!
+//! The stores fill these types.
 
 use std::num::NonZeroU32;
 use std::ops::Range;
@@ -31,10 +32,10 @@ pub use pools::{PoolMember, PoolStats};
 /// # tokio::task::yield_now().await;
 ///
 /// let stats = api.stats().await?;
-/// assert_eq!((stats.held(), stats.capacity(), stats.waiting()), (1, 1, 1));
-/// assert_eq!(stats.waits_for(), Some(WaitsFor::Room));
-/// let holder = &stats.holders()[0];
-/// assert_eq!((holder.label(), holder.fence()), (Some("invoices"), Some(permit.fence())));
+/// assert_eq!((stats.held, stats.capacity, stats.waiting), (1, 1, 1));
+/// assert_eq!(stats.waits_for, Some(WaitsFor::Room));
+/// let holder = &stats.holders[0];
+/// assert_eq!((holder.label.as_deref(), holder.fence), (Some("invoices"), Some(permit.fence())));
 /// # drop((permit, waiting));
 /// # Ok(())
 /// # }
@@ -42,125 +43,87 @@ pub use pools::{PoolMember, PoolStats};
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct SemaphoreStats {
-    pub(crate) name: String,
-    pub(crate) limits: Limits,
-    pub(crate) units: u32,
-    pub(crate) waits_for: Option<WaitsFor>,
-    pub(crate) holders: Vec<Member>,
-    pub(crate) waiters: Vec<Member>,
-    pub(crate) waiting: usize,
-    pub(crate) oldest_wait: Option<Duration>,
+    /// The name of the semaphore.
+    pub name: String,
+    /// The capacity, in units. Zero if nobody has declared one yet.
+    pub capacity: u32,
+    /// The newest declaration. It is the capacity unless the semaphore is pinned.
+    pub declared: u32,
+    /// The capacity that was set with [`Semaphore::pin`](crate::Semaphore::pin), if the semaphore is pinned.
+    pub pinned: Option<u32>,
+    /// Since when, by whom and why the semaphore is paused; `None` if it is not paused.
+    pub paused: Option<Paused>,
+    /// The limit on the rate of grants; `None` if there is no rate.
+    pub rate: Option<RateLimit>,
+    /// The time until the rate allows the next grant; `None` if it allows one now.
+    pub next_token: Option<Duration>,
+    /// The number of permits that are held, whatever their weight.
+    pub held: u32,
+    /// The number of units that are held: the sum of the [weights](crate::Acquire::weight).
+    ///
+    /// After the capacity shrinks, the sum may exceed it.
+    pub units: u32,
+    /// The number of waiters.
+    pub waiting: usize,
+    /// What the first waiter waits for; `None` if nobody waits.
+    pub waits_for: Option<WaitsFor>,
+    /// How long the first waiter has waited.
+    pub oldest_wait: Option<Duration>,
+    /// The holders, the longest holder first.
+    pub holders: Vec<Member>,
+    /// The waiters, in the order of the queue.
+    ///
+    /// The list is empty unless the query [includes it](crate::Stats::waiters), because a queue may be long.
+    pub waiters: Vec<Member>,
 }
 
 impl SemaphoreStats {
-    /// Returns the name of the semaphore.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// Returns the capacity. Zero if nobody has declared one yet.
-    #[must_use]
-    pub fn capacity(&self) -> u32 {
-        self.limits.pinned.unwrap_or(self.limits.declared)
-    }
-
-    /// Returns the newest declaration. It is the capacity unless the semaphore is [pinned](Self::pinned).
-    #[must_use]
-    pub fn declared(&self) -> u32 {
-        self.limits.declared
-    }
-
-    /// Returns the capacity that was set with [`Semaphore::pin`](crate::Semaphore::pin), if the semaphore is pinned.
-    /// Declarations of programs do not change it.
-    #[must_use]
-    pub fn pinned(&self) -> Option<u32> {
-        self.limits.pinned
-    }
-
-    /// Returns since when, by whom and why the semaphore is paused, or `None` if it is not paused.
-    #[must_use]
-    pub fn paused(&self) -> Option<&Paused> {
-        self.limits.paused.as_ref()
-    }
-
-    /// Returns the number of permits that are held, whatever their weight.
-    #[must_use]
-    pub fn held(&self) -> u32 {
-        u32::try_from(self.holders.len()).unwrap_or(u32::MAX)
-    }
-
-    /// Returns the number of units that are held: the sum of the [weights](crate::Acquire::weight). After the capacity
-    /// shrinks, the sum may exceed it.
-    #[must_use]
-    pub fn units(&self) -> u32 {
-        self.units
-    }
-
-    /// Returns the limit on the rate of grants, or `None` if there is no rate.
-    #[must_use]
-    pub fn rate(&self) -> Option<RateLimit> {
-        self.limits.rate
-    }
-
-    /// Returns the time until the [rate](Self::rate) allows the next grant, or `None` if it allows one now.
-    #[must_use]
-    pub fn next_token(&self) -> Option<Duration> {
-        self.limits.next_token
-    }
-
-    /// Returns what the first waiter waits for, or `None` if nobody waits.
-    #[must_use]
-    pub fn waits_for(&self) -> Option<WaitsFor> {
-        self.waits_for
-    }
-
-    /// Returns the holders, the longest holder first.
-    #[must_use]
-    pub fn holders(&self) -> &[Member] {
-        &self.holders
-    }
-
-    /// Returns the waiters, in the order of the queue. The list is empty unless the query [asked for
-    /// it](crate::Stats::waiters), because a queue may be long.
-    #[must_use]
-    pub fn waiters(&self) -> &[Member] {
-        &self.waiters
-    }
-
-    /// Returns the number of waiters.
-    #[must_use]
-    pub fn waiting(&self) -> usize {
-        self.waiting
-    }
-
     /// Returns how long the longest-held permit has been held.
     #[must_use]
     pub fn oldest_hold(&self) -> Option<Duration> {
-        self.holders.iter().filter_map(Member::age).max()
-    }
-
-    /// Returns how long the first waiter has waited.
-    #[must_use]
-    pub fn oldest_wait(&self) -> Option<Duration> {
-        self.oldest_wait
+        self.holders.iter().filter_map(|holder| holder.age).max()
     }
 
     /// Returns how much of the capacity is held, in percent.
     #[must_use]
     pub fn percent(&self) -> f64 {
-        100.0 * f64::from(self.units) / f64::from(self.capacity().max(1))
+        100.0 * f64::from(self.units) / f64::from(self.capacity.max(1))
     }
 
     fn is_used(&self) -> bool {
-        !self.holders.is_empty() || self.waiting > 0
+        self.held > 0 || self.waiting > 0
+    }
+
+    /// Returns the statistics of a name that nobody holds or waits for, with these limits.
+    pub(crate) fn new(name: String, limits: &machine::Limits, now: Time) -> Self {
+        let machine::Limits { declared, pinned, .. } = *limits;
+        let paused = limits.paused.as_ref().map(|paused| Paused {
+            lasts: now.since(paused.since),
+            by: paused.by.to_string(),
+            reason: paused.reason.as_deref().map(str::to_owned),
+        });
+        let meter = limits.meter();
+        Self {
+            name,
+            capacity: pinned.unwrap_or(declared),
+            declared,
+            pinned,
+            paused,
+            rate: meter.map(|meter| RateLimit::of(meter.rate)),
+            next_token: meter.and_then(|meter| meter.next_in(now)).map(Span::duration),
+            held: 0,
+            units: 0,
+            waiting: 0,
+            waits_for: None,
+            oldest_wait: None,
+            holders: Vec::new(),
+            waiters: Vec::new(),
+        }
     }
 
     /// Returns the statistics of a name that nobody has used yet.
     pub(crate) fn unused(name: String) -> Self {
-        let (holders, waiters, oldest_wait) = (Vec::new(), Vec::new(), None);
-        let (limits, units, waits_for) = (Limits::default(), 0, None);
-        Self { name, limits, units, waits_for, holders, waiters, waiting: 0, oldest_wait }
+        Self::new(name, &machine::Limits::default(), Time::from_micros(0))
     }
 
     pub(crate) fn of<T: Clone + Default>(
@@ -174,59 +137,37 @@ impl SemaphoreStats {
             label: label(row.tag).map(|label| label.to_string()),
             ..Member::of(row.id, row.member, now)
         };
-        let limits = Limits::of(machine.limits(), now);
-        let (units, head) = (machine.units(), machine.waiters().next());
-        let places = machine.waiters().skip(waiters.start).take(waiters.len());
-        Self {
-            name: name.to_string(),
-            waits_for: head.as_ref().map(|head| limits.waits_for(units, head.member.weight())),
-            limits,
-            units,
-            holders: machine.holders().iter().map(member).collect(),
-            waiters: places.map(|row| member(&row)).collect(),
-            waiting: machine.waiting(),
-            oldest_wait: head.map(|head| now.since(head.member.since)),
+        let mut stats = Self::new(name.to_string(), machine.limits(), now);
+        stats.set_holders(machine.holders().iter().map(member).collect());
+        stats.waiting = machine.waiting();
+        if let Some(head) = machine.waiters().next() {
+            stats.set_head(head.member.weight());
+            stats.oldest_wait = Some(now.since(head.member.since));
         }
+        let places = machine.waiters().skip(waiters.start).take(waiters.len());
+        stats.waiters = places.map(|row| member(&row)).collect();
+        stats
     }
-}
 
-/// The limits of one semaphore.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Limits {
-    pub(crate) declared: u32,
-    pub(crate) pinned: Option<u32>,
-    pub(crate) paused: Option<Paused>,
-    pub(crate) rate: Option<RateLimit>,
-    pub(crate) next_token: Option<Duration>,
-}
+    pub(crate) fn set_holders(&mut self, holders: Vec<Member>) {
+        self.held = u32::try_from(holders.len()).unwrap_or(u32::MAX);
+        self.units = holders.iter().map(|holder| holder.weight).fold(0, u32::saturating_add);
+        self.holders = holders;
+    }
 
-impl Limits {
-    /// Returns what a waiter of this weight waits for, if it is the first and this many units are held.
-    pub(crate) fn waits_for(&self, units: u32, weight: u32) -> WaitsFor {
-        let capacity = self.pinned.unwrap_or(self.declared);
-        if self.paused.is_some() {
+    /// Records what the first waiter, which has this weight, waits for. The holders have to be known.
+    pub(crate) fn set_head(&mut self, weight: u32) {
+        self.waits_for = Some(if self.paused.is_some() {
             WaitsFor::Resume
-        } else if weight > capacity {
+        } else if weight > self.capacity {
             WaitsFor::Capacity
-        } else if weight > capacity.saturating_sub(units) {
+        } else if weight > self.capacity.saturating_sub(self.units) {
             WaitsFor::Room
         } else if self.next_token.is_some() {
             WaitsFor::Rate
         } else {
             WaitsFor::Client
-        }
-    }
-
-    pub(crate) fn of(limits: &machine::Limits, now: Time) -> Self {
-        let paused = limits.paused.as_ref().map(|paused| Paused {
-            since: now.since(paused.since),
-            by: paused.by.to_string(),
-            reason: paused.reason.as_deref().map(str::to_owned),
         });
-        let meter = limits.meter();
-        let rate = meter.map(|meter| RateLimit::of(meter.rate));
-        let next_token = meter.and_then(|meter| meter.next_in(now)).map(Span::duration);
-        Self { declared: limits.declared, pinned: limits.pinned, paused, rate, next_token }
     }
 }
 
@@ -246,12 +187,18 @@ impl Limits {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct RateLimit {
-    rate: Rate,
+    /// How many permits may start in any period, as declared.
+    pub starts: u64,
+    /// The period, as declared.
+    pub period: Duration,
+    /// How many of these permits may start at once after a quiet period.
+    pub burst: u32,
 }
 
 impl RateLimit {
-    pub(crate) fn of(rate: Rate) -> Self {
-        Self { rate }
+    fn of(rate: Rate) -> Self {
+        let Rate { count: starts, period, burst } = rate;
+        Self { starts, period: period.duration(), burst }
     }
 
     /// Returns the rate of no more than `starts` permits in any `period`, and no more than `burst` of them at once.
@@ -263,29 +210,17 @@ impl RateLimit {
         Rate::new(starts, period, burst).map(Self::of)
     }
 
-    /// Returns how many permits may start in any [`period`](Self::period), as declared.
-    #[must_use]
-    pub fn starts(&self) -> u64 {
-        self.rate.count
+    fn rate(self) -> Rate {
+        let Self { starts: count, period, burst } = self;
+        Rate { count, period: Span::from_duration(period), burst }
     }
 
-    /// Returns the period, as declared.
+    /// Returns the time in which one token arrives: the period divided by `starts − burst + 1`.
+    ///
+    /// It is rounded up to a microsecond. Every grant takes a token.
     #[must_use]
-    pub fn period(&self) -> Duration {
-        self.rate.period.duration()
-    }
-
-    /// Returns how many of these permits may start at once after a quiet period.
-    #[must_use]
-    pub fn burst(&self) -> u32 {
-        self.rate.burst
-    }
-
-    /// Returns the time in which one token arrives: the period divided by `starts − burst + 1`, rounded up to a
-    /// microsecond. Every grant takes a token.
-    #[must_use]
-    pub fn interval(&self) -> Duration {
-        self.rate.interval().duration()
+    pub fn interval(self) -> Duration {
+        self.rate().interval().duration()
     }
 }
 
@@ -300,7 +235,7 @@ impl std::fmt::Display for RateLimit {
             (1000, "millisecond"),
             (1, "microsecond"),
         ];
-        let Rate { count, period, burst } = self.rate;
+        let Rate { count, period, burst } = self.rate();
         let fits = |(micros, _): &&(u64, &str)| period.micros().is_multiple_of(*micros);
         let (micros, unit) = UNITS.iter().find(fits).copied().unwrap_or((1, "microsecond"));
         match period.micros() / micros {
@@ -311,14 +246,13 @@ impl std::fmt::Display for RateLimit {
     }
 }
 
-/// What the first waiter waits for: see [`SemaphoreStats::waits_for`].
+/// What the first waiter of a semaphore waits for: see [`SemaphoreStats::waits_for`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum WaitsFor {
     /// A release: too many units are held.
     Room,
-    /// A token: the [rate](SemaphoreStats::rate) allows the next grant after
-    /// [`next_token`](SemaphoreStats::next_token).
+    /// A token: the [rate](SemaphoreStats::rate) allows the next grant after [`next_token`](SemaphoreStats::next_token).
     Rate,
     /// The end of the [pause](SemaphoreStats::paused).
     Resume,
@@ -329,6 +263,21 @@ pub enum WaitsFor {
     Client,
 }
 
+impl WaitsFor {
+    /// Returns `room`, `rate`, `resume`, `capacity` or `client`.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Room => "room",
+            Self::Rate => "rate",
+            Self::Resume => "resume",
+            Self::Capacity => "capacity",
+            Self::Client => "client",
+        }
+    }
+}
+
+/// Formats the reason as a noun, for example `free units`.
 impl std::fmt::Display for WaitsFor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
@@ -345,46 +294,49 @@ impl std::fmt::Display for WaitsFor {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Paused {
-    pub(crate) since: Duration,
-    pub(crate) by: String,
-    pub(crate) reason: Option<String>,
-}
-
-impl Paused {
-    /// Returns how long the pause has lasted.
-    #[must_use]
-    pub fn lasts(&self) -> Duration {
-        self.since
-    }
-
-    /// Returns the name of the person or program that paused the semaphore.
-    #[must_use]
-    pub fn by(&self) -> &str {
-        &self.by
-    }
-
-    /// Returns the reason, if one was given.
-    #[must_use]
-    pub fn reason(&self) -> Option<&str> {
-        self.reason.as_deref()
-    }
+    /// How long the pause has lasted.
+    pub lasts: Duration,
+    /// The person or program that paused the semaphore.
+    pub by: String,
+    /// The reason, if one was given.
+    pub reason: Option<String>,
 }
 
 /// One holder or waiter of a semaphore.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Member {
-    pub(crate) id: String,
-    pub(crate) label: Option<String>,
-    pub(crate) host: Option<String>,
-    pub(crate) pid: Option<u32>,
-    pub(crate) age: Option<Duration>,
-    pub(crate) ends_in: Option<Duration>,
-    pub(crate) ttl_left: Option<Duration>,
-    pub(crate) silent_for: Option<Duration>,
-    pub(crate) fence: Option<Fence>,
-    pub(crate) weight: u32,
-    pub(crate) slot_number: Option<u32>,
+    /// The acquisition id.
+    ///
+    /// On Redis it may belong to another program that shares the semaphore, and have another form.
+    pub id: String,
+    /// The label of the semaphore that the permit was requested with, if any.
+    pub label: Option<String>,
+    /// The host that its client runs on; `None` in memory, and for other programs on Redis.
+    pub host: Option<String>,
+    /// The process id of its client; `None` in memory, and for other programs on Redis.
+    pub pid: Option<u32>,
+    /// How long it has held or waited, accurate to a few milliseconds; `None` for other programs on Redis.
+    pub age: Option<Duration>,
+    /// The time until it expires unless it is renewed; `None` if it does not expire.
+    pub ends_in: Option<Duration>,
+    /// The time until its TTL ends the permit, however often it is renewed; `None` without a TTL, and for a waiter.
+    pub ttl_left: Option<Duration>,
+    /// The time since its client renewed it last.
+    ///
+    /// A holder that is alive renews its permit in the second third of its lease, and after 8 s at the latest. So a
+    /// longer silence means that its process is dead or stopped, or cannot reach the store. `None` in memory and on one
+    /// host, where nothing is renewed, and for other programs on Redis.
+    pub silent_for: Option<Duration>,
+    /// The fence of the permit; `None` for a waiter.
+    ///
+    /// On Redis also `None` for other programs, and for a permit that another program has granted and that is not
+    /// claimed yet.
+    pub fence: Option<Fence>,
+    /// The number of units. Permits of other programs on Redis take one unit.
+    pub weight: u32,
+    /// The slot number of the permit, if it has one.
+    pub slot_number: Option<u32>,
 }
 
 impl Member {
@@ -403,77 +355,6 @@ impl Member {
             weight: member.weight(),
             slot_number: member.slot_number().map(NonZeroU32::get),
         }
-    }
-
-    /// Returns the acquisition id. On Redis it may belong to another program that shares the semaphore, and have
-    /// another form.
-    #[must_use]
-    pub fn id(&self) -> &str {
-        &self.id
-    }
-
-    /// Returns the label of the semaphore that the permit was requested with, if any.
-    #[must_use]
-    pub fn label(&self) -> Option<&str> {
-        self.label.as_deref()
-    }
-
-    /// Returns the host that its client runs on; `None` in memory, and for other programs on Redis.
-    #[must_use]
-    pub fn host(&self) -> Option<&str> {
-        self.host.as_deref()
-    }
-
-    /// Returns the process id of its client; `None` in memory, and for other programs on Redis.
-    #[must_use]
-    pub fn pid(&self) -> Option<u32> {
-        self.pid
-    }
-
-    /// Returns how long it has held or waited, accurate to a few milliseconds; `None` for other programs on Redis.
-    #[must_use]
-    pub fn age(&self) -> Option<Duration> {
-        self.age
-    }
-
-    /// Returns the time until it expires unless it is renewed; `None` if it does not expire.
-    #[must_use]
-    pub fn ends_in(&self) -> Option<Duration> {
-        self.ends_in
-    }
-
-    /// Returns the time until its TTL ends the permit, however often it is renewed; `None` if it has no TTL, and for a
-    /// waiter.
-    #[must_use]
-    pub fn ttl_left(&self) -> Option<Duration> {
-        self.ttl_left
-    }
-
-    /// Returns the time since its client renewed it last. A holder that is alive renews its permit in the second third
-    /// of its lease, and after 8 s at the latest. So a longer silence means that its process is dead or stopped, or cannot
-    /// reach the store. `None` in memory and on one host, where nothing is renewed, and for other programs on Redis.
-    #[must_use]
-    pub fn silent_for(&self) -> Option<Duration> {
-        self.silent_for
-    }
-
-    /// Returns the fence of the permit; `None` for a waiter. On Redis also `None` for other programs, and for a permit
-    /// that another program has granted and that is not claimed yet.
-    #[must_use]
-    pub fn fence(&self) -> Option<Fence> {
-        self.fence
-    }
-
-    /// Returns the number of units. Permits of other programs on Redis take one unit.
-    #[must_use]
-    pub fn weight(&self) -> u32 {
-        self.weight
-    }
-
-    /// Returns the slot number of the permit, if it has one.
-    #[must_use]
-    pub fn slot_number(&self) -> Option<u32> {
-        self.slot_number
     }
 }
 

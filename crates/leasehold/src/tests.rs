@@ -20,13 +20,13 @@ fn the_pages_with_examples_are_pages() {
 
 /// The modules of the crate, from the lowest layer to the highest. Modules between the same bars may import each other.
 const LAYERS: [&str; 8] = [
-    "broken callbacks clock error fence id manual_clock name primitive retry virtual_time",
+    "broken callbacks clock error fence id manual_clock name observer primitive retry virtual_time",
     "machine",
     "metrics process stats",
     "backend | client_core",
     "model simulation",
     "engine",
-    "acquire blocking client guard lock observer permit limits pool semaphore tower",
+    "acquire blocking client guard json lock permit limits pool semaphore tower",
     "compat",
 ];
 

@@ -180,13 +180,13 @@ impl<S, F, R: Clone> Layer<S> for LimitLayer<F, R> {
 /// let mut service = LimitLayer::new(move |_: &Request<String>| Ok(limited.try_acquire())).layer(Hello);
 ///
 /// let response = service.call(Request::new("you".to_owned())).await?;
-/// assert_eq!(api.stats().await?.held(), 1); // as long as the body is there
+/// assert_eq!(api.stats().await?.held, 1); // as long as the body is there
 ///
 /// let refused = service.call(Request::new("me".to_owned())).await.unwrap_err();
 /// assert!(matches!(refused.downcast_ref(), Some(Error::TimedOut { .. })));
 ///
 /// drop(response);
-/// assert_eq!(api.stats().await?.held(), 0);
+/// assert_eq!(api.stats().await?.held, 0);
 /// # Ok(())
 /// # }
 /// ```

@@ -208,8 +208,8 @@ impl Stage {
     /// Returns the permits that the operation holds, whether or not it has received them.
     fn own_ids(&self) -> Vec<AcquisitionId> {
         let stats = block_on(self.cancelled.stats()).unwrap();
-        let cancelled = stats.holders().iter().filter(|holder| holder.label().is_none());
-        cancelled.map(|holder| holder.id().parse().unwrap()).collect()
+        let cancelled = stats.holders.iter().filter(|holder| holder.label.is_none());
+        cancelled.map(|holder| holder.id.parse().unwrap()).collect()
     }
 }
 

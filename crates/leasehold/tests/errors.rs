@@ -65,7 +65,7 @@ async fn another_program_uses_the_name() {
         (failure(semaphore.acquire()).await, "adv-sem:semaphore_main:api"),
         (failure(semaphore.pin(2)).await, ""),
         (failure(semaphore.stats()).await, "adv-sem:semaphore_main:api"),
-        (failure(client.stats().names(["api"]).fetch()).await, "adv-sem:semaphore_main:api"),
+        (failure(client.stats().names(["api"])).await, "adv-sem:semaphore_main:api"),
         (failure(lock.acquire()).await, "syncguard:api"),
         (failure(client.locks().lookup("api")).await, "syncguard:api"),
         (failure(pool.acquire("a")).await, "semaphores:api"),

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use leasehold::{
-    Acquire, AcquireStatus, Client, Error, LossReason, ManualClock, Observer, Permit, Retry,
-    SemaphoreEvent, SemaphoreOperation,
+    Acquire, AcquireStatus, Client, Error, LossReason, ManualClock, Observer, Operation, Permit,
+    Retry,
 };
 use testkit::by_hand::ByHand;
 
@@ -68,8 +68,8 @@ async fn one_long_step_is_as_good_as_many_short_ones() {
     let semaphore = client.semaphore("api", 1).ttl(HOUR).build().unwrap();
     let events = Arc::new(Mutex::new(Vec::new()));
     let seen = events.clone();
-    let observer = Observer::new(move |event: &SemaphoreEvent| {
-        if event.operation == SemaphoreOperation::Lose {
+    let observer = Observer::new(move |event| {
+        if event.operation == Operation::Lose {
             seen.lock().unwrap().push(event.held_for);
         }
     });
@@ -102,7 +102,7 @@ async fn an_acquire_gives_up_when_the_clock_says_so() {
     clock.advance(HOUR);
     assert!(matches!(ready(&mut short), Err(Error::TimedOut { limit, .. }) if limit == HOUR));
     assert!(long.poll().is_none());
-    assert_eq!(semaphore.stats().await.unwrap().waiting(), 1);
+    assert_eq!(semaphore.stats().await.unwrap().waiting, 1);
     clock.advance(just_under(HOUR));
     assert!(long.poll().is_none());
     clock.advance(Duration::from_micros(1));
@@ -122,7 +122,7 @@ async fn tokens_of_a_rate_arrive_with_the_clock() {
     let granted = queue.iter_mut().filter_map(ByHand::poll).map(Result::unwrap);
     assert_eq!(granted.count(), 3, "one a minute");
     let stats = rate.stats().await.unwrap();
-    assert_eq!(stats.next_token(), Some(minute / 2));
+    assert_eq!(stats.next_token, Some(minute / 2));
 }
 
 #[tokio::test]
@@ -182,7 +182,7 @@ async fn pool_leases_expire_and_are_renewed_with_the_clock() {
 async fn unused_names_are_removed_with_the_clock() {
     let clock = ManualClock::new();
     let client = Client::memory_builder().manual_clock(&clock).idle(HOUR).build().unwrap();
-    let names = async || client.stats().unused().fetch().await.unwrap().len();
+    let names = async || client.stats().unused().await.unwrap().len();
     let held = client.semaphore("held", 1).build().unwrap().acquire().await.unwrap();
     drop(client.semaphore("unused", 1).build().unwrap());
     assert_eq!(names().await, 2);
@@ -220,8 +220,8 @@ async fn it_stands_still_otherwise_and_clients_may_share_it() {
 async fn an_observer_may_advance_the_clock() {
     let (clock, client) = client();
     let further = clock.clone();
-    let observer = Observer::new(move |event: &SemaphoreEvent| {
-        if event.operation == SemaphoreOperation::Lose {
+    let observer = Observer::new(move |event| {
+        if event.operation == Operation::Lose {
             further.advance(HOUR);
         }
     });

@@ -5,9 +5,8 @@ use std::time::Duration;
 
 use leasehold::{
     Acquire, AcquisitionId, Client, ClientId, Error, Fence, FenceGate, HeldLock, Lock, LockBuilder,
-    LockEvent, LockGuard, LockId, LockInfo, Locks, LossReason, Lost, Member, MemoryBuilder,
-    Observer, Permit, RawLockInfo, Retry, Semaphore, SemaphoreBuilder, SemaphoreStats, StaleFence,
-    Stats,
+    LockGuard, LockId, LockInfo, Locks, LossReason, Lost, Member, MemoryBuilder, Observer, Permit,
+    RawLockInfo, Retry, Semaphore, SemaphoreBuilder, SemaphoreStats, StaleFence, Stats,
 };
 use testkit::by_hand::ByHand;
 use testkit::conformance::Store;
@@ -61,7 +60,7 @@ async fn a_permit_without_a_ttl_does_not_end_by_itself() {
     let semaphore = Client::memory().semaphore("no end", 1).build().unwrap();
     let permit = acquire(&semaphore).await;
     assert_eq!(permit.valid_until(), None);
-    assert_eq!(semaphore.stats().await.unwrap().holders()[0].ends_in(), None);
+    assert_eq!(semaphore.stats().await.unwrap().holders[0].ends_in, None);
     assert_eq!(permit.waited(), Duration::ZERO);
 }
 
@@ -70,7 +69,7 @@ async fn a_dropped_guard_notifies_whoever_waits_for_its_loss() {
     let semaphore = Client::memory().semaphore("dropped", 1).build().unwrap();
     let at_once = acquire(&semaphore).await;
     let waiting = tokio::spawn(semaphore.acquire());
-    eventually(async || semaphore.stats().await.unwrap().waiting() == 1).await;
+    eventually(async || semaphore.stats().await.unwrap().waiting == 1).await;
     let (lost, watched) = (at_once.lost(), tokio::spawn(at_once.lost()));
     // On one thread the other task runs before this one continues.
     tokio::task::yield_now().await;
@@ -107,7 +106,7 @@ mod idle {
     }
 
     async fn is_known(client: &Client, name: &str) -> bool {
-        !client.stats().names([name]).unused().fetch().await.unwrap().is_empty()
+        !client.stats().names([name]).unused().await.unwrap().is_empty()
     }
 
     /// Waits until every name that was unused before this call is removed.
@@ -290,7 +289,7 @@ mod types {
         anywhere::<HeldLock>();
         anywhere::<Lock>();
         anywhere::<LockBuilder>();
-        anywhere::<LockEvent>();
+        anywhere::<leasehold::Event>();
         anywhere::<LockGuard>();
         anywhere::<LockId>();
         anywhere::<LockInfo>();
@@ -331,7 +330,7 @@ mod types {
             handle.locked().await?;
             handle.stats().await?;
             handle.release(&id).await?;
-            client.stats().fetch().await?;
+            client.stats().await?;
             client.close().await?;
             Ok::<_, Error>(fence)
         };

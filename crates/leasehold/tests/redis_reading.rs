@@ -37,12 +37,12 @@ async fn a_reader_sees_all(user: &str, reader: &str) {
 
     let reading = connect_to_read(reader).await;
     let stats = || reading.stats().names(["api"]).waiters();
-    eventually(async || deadline(stats().fetch()).await.unwrap()[0].waiting() == 1).await;
-    let stats = deadline(stats().fetch()).await.unwrap().pop().unwrap();
-    assert_eq!((stats.held(), stats.waiting(), stats.waiters().len()), (1, 1, 1));
-    assert_eq!(stats.holders()[0].label(), Some("mails"));
-    let all = deadline(reading.stats().fetch()).await.unwrap();
-    assert_eq!(all.iter().map(leasehold::SemaphoreStats::name).collect::<Vec<_>>(), ["api"]);
+    eventually(async || deadline(stats()).await.unwrap()[0].waiting == 1).await;
+    let stats = deadline(stats()).await.unwrap().pop().unwrap();
+    assert_eq!((stats.held, stats.waiting, stats.waiters.len()), (1, 1, 1));
+    assert_eq!(stats.holders[0].label.as_deref(), Some("mails"));
+    let all = deadline(reading.stats()).await.unwrap();
+    assert_eq!(all.iter().map(|one| &*one.name).collect::<Vec<_>>(), ["api"]);
     let locks = deadline(reading.locks().list_raw(10)).await.unwrap();
     assert_eq!(locks.iter().map(|lock| lock.key.as_str()).collect::<Vec<_>>(), ["invoice"]);
     let found = deadline(reading.locks().lookup("invoice")).await.unwrap();
@@ -120,7 +120,7 @@ async fn statistics_have_a_connection_and_a_thread_of_their_own() {
     let client = connect(&server.url()).await;
     let held = deadline(client.semaphore("api", 1).build().unwrap().acquire()).await.unwrap();
     let before = server.client_list();
-    deadline(client.stats().fetch()).await.unwrap();
+    deadline(client.stats()).await.unwrap();
     deadline(client.locks().list_raw(10)).await.unwrap();
     deadline(client.pools().list(10)).await.unwrap();
     let after = server.client_list();
@@ -155,10 +155,10 @@ async fn a_long_queue_is_read_in_pages() {
     let mut waiters: Vec<_> = (0..CROWD).map(|_| ByHand::new(semaphore.acquire())).collect();
     assert!(waiters.iter_mut().all(|waiter| waiter.poll().is_none()));
     let asked = || client.stats().names(["api"]);
-    eventually(async || deadline(asked().fetch()).await.unwrap()[0].waiting() == CROWD).await;
+    eventually(async || deadline(asked()).await.unwrap()[0].waiting == CROWD).await;
     let ids = async |places| {
-        let stats = deadline(asked().waiters_in(places).fetch()).await.unwrap().pop().unwrap();
-        stats.waiters().iter().map(|waiter| waiter.id().to_owned()).collect::<Vec<_>>()
+        let stats = deadline(asked().waiters_in(places)).await.unwrap().pop().unwrap();
+        stats.waiters.iter().map(|waiter| waiter.id.clone()).collect::<Vec<_>>()
     };
     let all = ids(0..usize::MAX).await;
     assert_eq!(all.len(), CROWD);
@@ -177,7 +177,7 @@ async fn more_holders_than_a_page_are_all_counted() {
         held.push(deadline(acquire).await.unwrap());
     }
     let stats = deadline(semaphore.stats()).await.unwrap();
-    assert_eq!((stats.held() as usize, stats.units() as usize), (CROWD, CROWD));
+    assert_eq!((stats.held as usize, stats.units as usize), (CROWD, CROWD));
 }
 
 /// After an outage the same client reads again.
@@ -185,13 +185,13 @@ async fn more_holders_than_a_page_are_all_counted() {
 async fn statistics_are_read_again_after_an_outage() {
     let server = RedisServer::start();
     let client = connect(&server.url()).await;
-    deadline(client.stats().fetch()).await.unwrap();
+    deadline(client.stats()).await.unwrap();
     server.kill();
     let builder = Client::redis_builder(&server.url()).read_only();
     let error = deadline(builder.open()).await.unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. }), "{error}");
     server.restart_empty();
-    eventually(async || deadline(client.stats().fetch()).await.is_ok()).await;
+    eventually(async || deadline(client.stats()).await.is_ok()).await;
 }
 
 /// Keys of other programs neither hide ours nor make a listing fail.
@@ -211,8 +211,8 @@ async fn keys_of_other_programs_do_not_end_a_listing() {
     run("SET", &[b"semaphores:text", b"x"]);
     run("DEL", &[introduced.as_bytes()]);
     run("SET", &[introduced.as_bytes(), b"x"]);
-    let all = deadline(client.stats().fetch()).await.unwrap();
-    assert_eq!(all.iter().map(|one| (one.name(), one.held())).collect::<Vec<_>>(), [("api", 1)]);
+    let all = deadline(client.stats()).await.unwrap();
+    assert_eq!(all.iter().map(|one| (&*one.name, one.held)).collect::<Vec<_>>(), [("api", 1)]);
     let pools = deadline(client.pools().list(10)).await.unwrap();
     assert_eq!(pools.iter().map(|one| &*one.name).collect::<Vec<_>>(), ["encoders", "foreign"]);
     assert_eq!(pools[1].members[0].instance_id, "\u{fffd}\u{fffd}");
@@ -257,8 +257,8 @@ async fn holders_that_are_renewed_between_two_pages_are_all_counted() {
         }
     });
     for _ in 0..10 {
-        let stats = deadline(client.stats().names(["api"]).fetch()).await.unwrap();
-        assert_eq!(stats[0].held() as usize, CROWD);
+        let stats = deadline(client.stats().names(["api"])).await.unwrap();
+        assert_eq!(stats[0].held as usize, CROWD);
     }
     drop(stop);
     renewing.join().unwrap();
@@ -304,15 +304,15 @@ async fn long_values_of_other_programs_are_not_read() {
     };
     let before = output(&mut db);
     for reading in [&client, &connect_to_read(&server.url()).await] {
-        let stats = deadline(reading.stats().names(["api"]).fetch()).await.unwrap().pop().unwrap();
+        let stats = deadline(reading.stats().names(["api"])).await.unwrap().pop().unwrap();
         let label = |id: &str| {
-            let member = stats.holders().iter().find(|member| member.id() == id).unwrap();
-            member.label().map(str::to_owned)
+            let member = stats.holders.iter().find(|member| member.id == id).unwrap();
+            member.label.clone()
         };
         assert_eq!(label(&held.id().to_string()), None);
         assert_eq!(label(&other.id().to_string()), Some("mails".to_owned()));
-        let all = deadline(reading.stats().fetch()).await.unwrap();
-        assert_eq!(all.iter().map(leasehold::SemaphoreStats::name).collect::<Vec<_>>(), ["api"]);
+        let all = deadline(reading.stats()).await.unwrap();
+        assert_eq!(all.iter().map(|one| &*one.name).collect::<Vec<_>>(), ["api"]);
         let clients = deadline(reading.clients(10)).await.unwrap();
         let found = clients.iter().find(|one| one.id == "another").unwrap();
         assert_eq!((&found.host, found.pid, &found.program), (&None, None, &None));

@@ -156,7 +156,7 @@ fn by_tenant(
 async fn is(semaphore: &Semaphore, held: u32, waiting: usize) {
     eventually(async || {
         let stats = semaphore.stats().await.unwrap();
-        (stats.held(), stats.waiting()) == (held, waiting)
+        (stats.held, stats.waiting) == (held, waiting)
     })
     .await;
 }

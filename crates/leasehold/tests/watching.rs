@@ -1,4 +1,4 @@
-//! Observers of semaphores and pools, and spans: they report everything once, and disturb nothing.
+//! Observers and spans: they report everything once, and disturb nothing.
 
 #![cfg(all(feature = "redis", feature = "local", target_os = "linux"))]
 
@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use leasehold::{
-    AcquisitionId, Client, Error, EventResult, LossReason, Observer, PoolEvent, PoolOperation,
-    SemaphoreEvent, SemaphoreOperation,
+    Client, Error, Event, Lock, LockGuard, Locks, LossReason, Observer, Operation, Outcome, Permit,
+    Pool, PoolLease, Primitive, Retry, Semaphore,
 };
-use testkit::by_hand::ByHand;
+use testkit::by_hand::{ByHand, poll_once};
 use testkit::local_store::LocalStore;
 use testkit::redis_server::RedisServer;
 use testkit::wait::{deadline, eventually};
@@ -33,117 +33,245 @@ async fn clients() -> (Vec<Client>, (LocalStore, RedisServer)) {
     (clients, (local, redis))
 }
 
-/// Returns an observer, and the events that it has received.
-fn listener<E: Clone + Send + 'static>() -> (Observer<E>, Arc<Mutex<Vec<E>>>) {
-    let events = Arc::new(Mutex::new(Vec::new()));
-    let list = events.clone();
-    (Observer::new(move |event: &E| list.lock().unwrap().push(event.clone())), events)
-}
-
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap()
 }
 
-/// Returns the events of one acquisition.
-fn of(
-    events: &Mutex<Vec<SemaphoreEvent>>,
-    id: AcquisitionId,
-) -> Vec<(SemaphoreOperation, EventResult)> {
-    let events = locked(events);
-    let matching = events.iter().filter(|event| event.id == id);
-    matching.map(|event| (event.operation, event.result.clone())).collect()
+/// A semaphore, a lock or a pool that grants one permit, lock or lease at a time, and the events of its observer.
+struct Observed {
+    resource: Resource,
+    client: Client,
+    events: Arc<Mutex<Vec<Event>>>,
 }
 
-#[tokio::test]
-async fn an_observer_of_a_semaphore_is_told_how_everything_ends() {
-    use SemaphoreOperation::{Acquire, Lose, Release};
-    for client in &clients().await.0 {
-        let (observer, events) = listener();
-        let semaphore = client.semaphore("observed", 1).observer(observer).build().unwrap();
+enum Resource {
+    Semaphore(Semaphore),
+    Lock(Lock, Locks),
+    Pool(Pool),
+}
 
-        let permit = deadline(semaphore.acquire()).await.unwrap();
-        let held = permit.id();
-        assert_eq!(of(&events, held), [(Acquire, EventResult::Ok)]);
+enum Guard {
+    Permit(Permit),
+    Lock(LockGuard),
+    Lease(PoolLease),
+}
 
-        deadline(semaphore.try_acquire()).await.unwrap().ok_or(()).unwrap_err();
-        assert_eq!(locked(&events).last().unwrap().result, EventResult::Full);
+/// How long an acquire waits if nothing becomes free.
+const PATIENCE: Duration = Duration::from_millis(300);
 
-        let late = semaphore.acquire().within(Duration::from_millis(20));
-        let id = late.id();
-        deadline(late).await.unwrap_err();
-        let ended = of(&events, id);
-        assert!(
-            matches!(&ended[..], [(Acquire, EventResult::Error(Error::TimedOut { .. }))]),
-            "{ended:?}"
-        );
+impl Observed {
+    fn new(client: &Client, primitive: Primitive) -> Self {
+        let events = Arc::new(Mutex::new(Vec::new()));
+        let list = events.clone();
+        let observer = Observer::new(move |event| locked(&list).push(event.clone())).include_raw();
+        let lease = Duration::from_secs(1);
+        let retry = Retry::default().within(PATIENCE);
+        let resource = match primitive {
+            Primitive::Semaphore => {
+                let semaphore = client.semaphore("observed", 1).observer(observer).lease(lease);
+                Resource::Semaphore(semaphore.max_acquire_time(PATIENCE).build().unwrap())
+            }
+            Primitive::Lock => {
+                let locks = client.locks().observer(observer.clone());
+                let lock = client.lock("observed").observer(observer).lease(lease);
+                Resource::Lock(lock.auto_extend().retry(retry).build().unwrap(), locks)
+            }
+            Primitive::Pool => {
+                let pool = client.pool("observed", 1).observer(observer).lease(lease);
+                Resource::Pool(pool.retry(retry).build().unwrap())
+            }
+            other => panic!("{other}"),
+        };
+        Self { resource, client: client.clone(), events }
+    }
 
-        let acquire = semaphore.acquire();
-        let id = acquire.id();
-        let mut cancelled = ByHand::new(acquire);
-        assert!(cancelled.poll().is_none());
-        drop(cancelled);
-        assert_eq!(of(&events, id), [(Acquire, EventResult::Cancelled)]);
-
-        deadline(permit.release()).await.unwrap();
-        assert_eq!(of(&events, held), [(Acquire, EventResult::Ok), (Release, EventResult::Ok)]);
-
-        let permit = deadline(semaphore.acquire()).await.unwrap();
-        let id = permit.id();
-        deadline(client.close()).await.unwrap();
-        drop(permit);
-        let lost = EventResult::Lost(LossReason::Closed);
-        assert_eq!(of(&events, id), [(Acquire, EventResult::Ok), (Lose, lost)]);
-        for event in &*locked(&events) {
-            assert_eq!(event.name, "observed");
-            assert_eq!(event.waited.is_some(), event.operation == Acquire, "{event:?}");
-            assert_eq!(event.held_for.is_some(), event.operation != Acquire, "{event:?}");
+    async fn acquire(&self) -> Result<Guard, Error> {
+        match &self.resource {
+            Resource::Semaphore(semaphore) => semaphore.acquire().await.map(Guard::Permit),
+            Resource::Lock(lock, _) => lock.acquire().await.map(Guard::Lock),
+            Resource::Pool(pool) => pool.lease("one").await.map(Guard::Lease),
         }
+    }
+
+    async fn try_acquire(&self) -> Option<Guard> {
+        match &self.resource {
+            Resource::Semaphore(semaphore) => {
+                semaphore.try_acquire().await.unwrap().map(Guard::Permit)
+            }
+            Resource::Lock(lock, _) => lock.try_acquire().await.unwrap().map(Guard::Lock),
+            Resource::Pool(pool) => pool.try_lease("another").await.unwrap().map(Guard::Lease),
+        }
+    }
+
+    async fn release_by_id(&self, id: &str) {
+        match &self.resource {
+            Resource::Semaphore(semaphore) => {
+                semaphore.release(&id.parse().unwrap()).await.unwrap();
+            }
+            Resource::Lock(_, locks) => {
+                locks.release(&id.parse().unwrap()).await.unwrap();
+            }
+            Resource::Pool(pool) => {
+                pool.release(id).await.unwrap();
+            }
+        }
+    }
+
+    /// Returns what was reported since the last call, without renewals.
+    fn reported(&self) -> Vec<(Operation, &'static str)> {
+        let events: Vec<_> = locked(&self.events).drain(..).collect();
+        for event in &events {
+            assert_eq!(event.waited.is_some(), event.operation == Operation::Acquire, "{event:?}");
+            assert!(event.id.is_some(), "{event:?}");
+        }
+        let other = events.iter().filter(|event| event.operation != Operation::Renew);
+        other.map(|event| (event.operation, word(&event.outcome))).collect()
+    }
+}
+
+impl Guard {
+    fn id(&self) -> String {
+        match self {
+            Self::Permit(permit) => permit.id().to_string(),
+            Self::Lock(guard) => guard.id().to_string(),
+            Self::Lease(lease) => lease.instance_id().to_owned(),
+        }
+    }
+
+    async fn release(self) {
+        let released = match self {
+            Self::Permit(permit) => permit.release().await,
+            Self::Lock(guard) => guard.release().await,
+            Self::Lease(lease) => lease.release().await,
+        };
+        assert!(released.unwrap());
+    }
+}
+
+fn word(outcome: &Outcome) -> &'static str {
+    match outcome {
+        Outcome::Done => "done",
+        Outcome::Full => "full",
+        Outcome::NotHeld => "not held",
+        Outcome::Cancelled => "cancelled",
+        Outcome::Lost(LossReason::Released) => "lost: released",
+        Outcome::Lost(LossReason::Closed) => "lost: closed",
+        Outcome::Failed(Error::TimedOut { .. }) => "timed out",
+        Outcome::Failed(Error::Closed) => "closed",
+        other => panic!("{other:?}"),
+    }
+}
+
+/// What happens to an object that grants one thing at a time.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Acquire,
+    /// What is held is renewed in the background.
+    Renew,
+    /// While it is held.
+    TryInVain,
+    WaitInVain,
+    DropTheWait,
+    Release,
+    /// While nothing is held.
+    ReleaseById,
+    /// Without its guard.
+    ReleaseHeldById,
+    Close,
+    AcquireAfterClose,
+}
+
+/// What an observer is told of each step, in this order. It is the same for all three primitives.
+const TABLE: [(Step, &[(Operation, &str)]); 12] = {
+    use Operation::{Acquire, Lose, Release};
+    [
+        (Step::Acquire, &[(Acquire, "done")]),
+        (Step::TryInVain, &[(Acquire, "full")]),
+        (Step::WaitInVain, &[(Acquire, "timed out")]),
+        (Step::DropTheWait, &[(Acquire, "cancelled")]),
+        (Step::Renew, &[]),
+        (Step::Release, &[(Release, "done")]),
+        (Step::ReleaseById, &[(Release, "not held")]),
+        (Step::Acquire, &[(Acquire, "done")]),
+        (Step::ReleaseHeldById, &[(Release, "done")]),
+        (Step::Acquire, &[(Acquire, "done")]),
+        (Step::Close, &[(Lose, "lost: closed")]),
+        (Step::AcquireAfterClose, &[(Acquire, "closed")]),
+    ]
+};
+
+async fn follow_the_table(client: &Client, primitive: Primitive, renews: bool) {
+    let observed = Observed::new(client, primitive);
+    let (mut held, mut last_id) = (None, String::new());
+    for (step, expected) in TABLE {
+        match step {
+            Step::Acquire => {
+                let guard = deadline(observed.acquire()).await.unwrap();
+                last_id = guard.id();
+                held = Some(guard);
+            }
+            Step::Renew => {
+                let is_renewed = |event: &Event| {
+                    event.operation == Operation::Renew && matches!(event.outcome, Outcome::Done)
+                };
+                if renews {
+                    eventually(async || locked(&observed.events).iter().any(is_renewed)).await;
+                }
+            }
+            Step::TryInVain => assert!(deadline(observed.try_acquire()).await.is_none()),
+            // An instance that holds a lease of a pool shares it, so another client waits for it.
+            Step::WaitInVain | Step::DropTheWait if primitive == Primitive::Pool => {
+                let Resource::Pool(pool) = &observed.resource else { panic!() };
+                let mut waiting = Box::pin(pool.lease("another"));
+                if matches!(step, Step::WaitInVain) {
+                    deadline(waiting).await.unwrap_err();
+                } else {
+                    assert!(poll_once(waiting.as_mut()).await.is_none());
+                }
+            }
+            Step::WaitInVain | Step::AcquireAfterClose => {
+                assert!(deadline(observed.acquire()).await.is_err());
+            }
+            Step::DropTheWait => {
+                let mut waiting = Box::pin(observed.acquire());
+                assert!(poll_once(waiting.as_mut()).await.is_none());
+            }
+            Step::Release => deadline(held.take().unwrap().release()).await,
+            Step::ReleaseById => deadline(observed.release_by_id(&last_id)).await,
+            Step::ReleaseHeldById => match held.take().unwrap() {
+                // Without its guard, because the guard of a permit would report a loss.
+                Guard::Permit(permit) => {
+                    deadline(observed.release_by_id(&permit.detach().to_string())).await;
+                }
+                Guard::Lock(guard) => {
+                    deadline(observed.release_by_id(&guard.detach().id.to_string())).await;
+                }
+                // A lease cannot be detached.
+                Guard::Lease(lease) => drop(lease),
+            },
+            Step::Close => deadline(observed.client.close()).await.unwrap(),
+        }
+        let mut reported = observed.reported();
+        if matches!(step, Step::ReleaseHeldById) {
+            // The client tracks a detached permit, so it reports that the permit is lost, too.
+            reported.retain(|(operation, _)| *operation != Operation::Lose);
+        }
+        assert_eq!(reported, expected, "{primitive}: {step:?}");
     }
 }
 
 #[tokio::test]
-async fn an_observer_of_a_pool_is_told_how_everything_ends() {
-    use PoolOperation::{Acquire, Lose, Release, Renew};
-    for client in &clients().await.0 {
-        let (observer, events) = listener::<PoolEvent>();
-        let pool = client.pool("observed", 1).observer(observer).lease(Duration::from_secs(1));
-        let pool = pool.build().unwrap();
-        deadline(pool.acquire("raw")).await.unwrap();
-        deadline(pool.renew("raw")).await.unwrap();
-        deadline(pool.acquire("other")).await.unwrap();
-        deadline(pool.renew("other")).await.unwrap();
-        deadline(pool.release("raw")).await.unwrap();
-        let reported: Vec<_> =
-            locked(&events).drain(..).map(|e| (e.operation, e.result, e.instance_id)).collect();
-        let raw = |operation| (operation, EventResult::Ok, "raw".to_owned());
-        let other = |operation, result| (operation, result, "other".to_owned());
-        let expected = [
-            raw(Acquire),
-            raw(Renew),
-            other(Acquire, EventResult::Full),
-            other(Renew, EventResult::NotHeld),
-            raw(Release),
-        ];
-        assert_eq!(reported, expected);
-
-        let lease = deadline(pool.lease("guard")).await.unwrap();
-        eventually(async || locked(&events).iter().any(|event| event.operation == Renew)).await;
-        deadline(lease.release()).await.unwrap();
-        let lease = deadline(pool.try_lease("guard")).await.unwrap().unwrap();
-        deadline(client.close()).await.unwrap();
-        drop(lease);
-        let reported: Vec<_> = locked(&events)
-            .drain(..)
-            .filter(|event| event.operation != Renew)
-            .map(|event| (event.operation, event.result, event.held_for.is_some()))
-            .collect();
-        let expected = [
-            (Acquire, EventResult::Ok, false),
-            (Release, EventResult::Ok, true),
-            (Acquire, EventResult::Ok, false),
-            (Lose, EventResult::Lost(LossReason::Closed), true),
-        ];
-        assert_eq!(reported, expected);
+async fn an_observer_receives_the_outcome_of_every_operation() {
+    let (local, redis) = (LocalStore::new(), RedisServer::start());
+    for primitive in [Primitive::Semaphore, Primitive::Lock, Primitive::Pool] {
+        let memory = Client::memory();
+        // A permit of these stores lives as long as its process, so it is not renewed.
+        let renews = primitive != Primitive::Semaphore;
+        follow_the_table(&memory, primitive, renews).await;
+        let local = deadline(Client::local(local.path())).await.unwrap();
+        follow_the_table(&local, primitive, renews).await;
+        let redis = deadline(Client::redis(&redis.url())).await.unwrap();
+        follow_the_table(&redis, primitive, true).await;
     }
 }
 

@@ -111,6 +111,15 @@ pub fn until(mut condition: impl FnMut() -> bool) {
     }
 }
 
+/// Polls a future once, in the task of the caller. Returns `None` if it is pending.
+pub async fn poll_once<F: Future>(mut future: Pin<&mut F>) -> Option<F::Output> {
+    std::future::poll_fn(|cx| match future.as_mut().poll(cx) {
+        Poll::Ready(output) => Poll::Ready(Some(output)),
+        Poll::Pending => Poll::Ready(None),
+    })
+    .await
+}
+
 /// Yields to the other tasks this many times.
 pub async fn step_aside(times: u32) {
     let mut left = times;

@@ -5,7 +5,7 @@ use leasehold::Semaphore;
 /// Returns the number of holders and the number of waiters.
 pub async fn held_and_waiting(semaphore: &Semaphore) -> (u32, usize) {
     let stats = semaphore.stats().await.unwrap();
-    (stats.held(), stats.waiting())
+    (stats.held, stats.waiting)
 }
 
 /// Fails unless nothing is held, nothing waits, and exactly as many permits as the capacity can be acquired.

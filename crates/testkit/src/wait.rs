@@ -10,10 +10,12 @@ const PAUSE: Duration = Duration::from_millis(5);
 
 /// Awaits the future, but fails the test after [`TIME_LIMIT`].
 #[track_caller]
-pub fn deadline<F: Future>(future: F) -> impl Future<Output = F::Output> {
+pub fn deadline<F: IntoFuture>(future: F) -> impl Future<Output = F::Output> {
     let caller = Location::caller();
     async move {
-        let Ok(output) = tokio::time::timeout(TIME_LIMIT, future).await else { late(caller) };
+        let Ok(output) = tokio::time::timeout(TIME_LIMIT, future.into_future()).await else {
+            late(caller)
+        };
         output
     }
 }

@@ -128,12 +128,13 @@ expires unless it is renewed; it does not say when the job ends.
 --json prints one object with the fields kind (semaphore, lock or pool), name, held, holders and
 also. `also` is an array of the same objects for the other kinds of that name, usually empty.
 Unknown values are null. Further fields:
-  semaphore  capacity (the limit), declared, pinned, paused (for_seconds, by, reason), units, rate
-             (starts, period_seconds, burst, interval_seconds, next_in_seconds), waiting, waits_for, waiters,
-             oldest_hold_seconds, oldest_wait_seconds; each holder and waiter: id, slot, units,
-             host, pid, label, for_seconds, silent_for_seconds, ttl_left_seconds, ends_in_seconds
-             (until it expires unless it is renewed), fence
-  lock       its holder: lock_id_hash, host, pid, label, for_seconds, ends_in_seconds, fence
+  semaphore  capacity (the limit), declared, pinned, paused (lasts_seconds, by, reason), units, rate
+             (starts, period_seconds, burst, interval_seconds), next_token_seconds, waiting,
+             waits_for, waiters, oldest_hold_seconds, oldest_wait_seconds; each holder and waiter:
+             id, slot_number, weight, host, pid, label, age_seconds, silent_for_seconds,
+             ttl_left_seconds, ends_in_seconds (until it expires unless it is renewed), fence
+  lock       its holder: key_hash, lock_id_hash, host, pid, label, acquired_at, age_seconds,
+             expires_at, ends_in_seconds, fence
   pool       each holder: instance_id, silent_for_seconds, ends_in_seconds
 
 The field waits_for says what the first waiter waits for:

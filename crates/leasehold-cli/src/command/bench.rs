@@ -229,7 +229,7 @@ impl Bench {
                 }
             });
         }
-        while semaphore.stats().await?.waiting() < waiters {
+        while semaphore.stats().await?.waiting < waiters {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         let begun = Instant::now();
@@ -241,7 +241,7 @@ impl Bench {
         }
         tasks.shutdown().await;
         // The semaphore cannot be forgotten until all tasks have left.
-        while semaphore.stats().await?.waiting() > 0 {
+        while semaphore.stats().await?.waiting > 0 {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         let each = std::mem::take(&mut lock(&round).each);

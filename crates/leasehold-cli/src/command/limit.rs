@@ -1,7 +1,6 @@
 //! `leasehold limit`, `pause`, `resume`, `drain`, `forget`: change the limits of a semaphore while it is in use.
 
-use leasehold::{Client, Semaphore, SemaphoreStats, WaitsFor};
-use serde_json::{Value, json};
+use leasehold::{Client, Semaphore, SemaphoreStats};
 
 use super::show::find_with;
 use crate::args::{DrainArgs, ForgetArgs, LimitArgs, PauseArgs, RateChange, ResumeArgs, StoreArgs};
@@ -23,7 +22,7 @@ pub(crate) fn limit(arguments: &LimitArgs) -> Result<u8, Failure> {
             Some(capacity) if arguments.pin => semaphore.pin(capacity).await?,
             Some(capacity) => semaphore.set_capacity(capacity).await?,
             // Without a number, the current limit is pinned.
-            None if arguments.pin => match stats.map_or(0, SemaphoreStats::capacity) {
+            None if arguments.pin => match stats.map_or(0, |one| one.capacity) {
                 0 => {
                     let problem = format!("{:?} has no limit yet", arguments.name);
                     return Err(Failure::usage(problem + ": give the number to pin"));
@@ -35,7 +34,7 @@ pub(crate) fn limit(arguments: &LimitArgs) -> Result<u8, Failure> {
         }
         match rate {
             Some(RateChange::To(rate)) => {
-                semaphore.set_rate(rate.starts(), rate.period(), rate.burst()).await?;
+                semaphore.set_rate(rate.starts, rate.period, rate.burst).await?;
             }
             Some(RateChange::Removed) => semaphore.clear_rate().await?,
             None => {}
@@ -44,9 +43,9 @@ pub(crate) fn limit(arguments: &LimitArgs) -> Result<u8, Failure> {
         // Another operator may have forgotten the name in the meantime.
         let stats = stats.ok_or_else(|| unknown(&arguments.name))?;
         if arguments.json {
-            return output::print_json(&as_json(&stats));
+            return output::print_json(&output::summary(&stats));
         }
-        output::print(&format!("{}: {}\n", one_line(stats.name()), describe(&stats)))
+        output::print(&format!("{}: {}\n", one_line(&stats.name), describe(&stats)))
     })
 }
 
@@ -95,7 +94,7 @@ pub(crate) fn drain(arguments: &DrainArgs) -> Result<u8, Failure> {
                 return Err(error.into());
             }
             let limit = humantime::format_duration(arguments.wait.unwrap_or_default());
-            let (name, held) = (semaphore.name(), semaphore.stats().await?.held());
+            let (name, held) = (semaphore.name(), semaphore.stats().await?.held);
             let permits = match held {
                 1 => format!("1 permit of {name:?} is"),
                 held => format!("{held} permits of {name:?} are"),
@@ -114,7 +113,7 @@ pub(crate) fn forget(arguments: &ForgetArgs) -> Result<u8, Failure> {
         UnusedName::Refused,
         async |_, semaphore, stats| {
             let name = semaphore.name();
-            let (held, waiting) = stats.map_or((0, 0), |stats| (stats.held(), stats.waiting()));
+            let (held, waiting) = stats.map_or((0, 0), |stats| (stats.held, stats.waiting));
             if held > 0 || waiting > 0 {
                 let problem = format!("{name:?} is in use: {held} held, {waiting} waiting");
                 let advice =
@@ -197,7 +196,7 @@ pub(crate) fn who() -> String {
 
 /// Formats the limits.
 pub(super) fn describe(stats: &SemaphoreStats) -> String {
-    let capacity = stats.capacity();
+    let capacity = stats.capacity;
     let permits = match capacity {
         0 => "no limit yet".to_owned(),
         1 => "1 permit".to_owned(),
@@ -205,11 +204,11 @@ pub(super) fn describe(stats: &SemaphoreStats) -> String {
         capacity => format!("{capacity} permits"),
     };
     let rate = rate(stats).map(|rate| format!(", {rate}")).unwrap_or_default();
-    let pinned = match stats.pinned() {
-        Some(_) if stats.declared() == capacity => ", pinned".to_owned(),
-        Some(_) if stats.declared() == 0 => ", pinned (no limit was declared yet)".to_owned(),
-        Some(_) if stats.declared() == u32::MAX => ", pinned (no limit after --unpin)".to_owned(),
-        Some(_) => format!(", pinned ({} after --unpin)", stats.declared()),
+    let pinned = match stats.pinned {
+        Some(_) if stats.declared == capacity => ", pinned".to_owned(),
+        Some(_) if stats.declared == 0 => ", pinned (no limit was declared yet)".to_owned(),
+        Some(_) if stats.declared == u32::MAX => ", pinned (no limit after --unpin)".to_owned(),
+        Some(_) => format!(", pinned ({} after --unpin)", stats.declared),
         None => String::new(),
     };
     let paused = paused(stats).map(|paused| format!("; {paused}")).unwrap_or_default();
@@ -218,66 +217,21 @@ pub(super) fn describe(stats: &SemaphoreStats) -> String {
 
 /// Formats the rate.
 pub(super) fn rate(stats: &SemaphoreStats) -> Option<String> {
-    stats.rate().map(|rate| rate.to_string())
+    stats.rate.map(|rate| rate.to_string())
 }
 
 /// Returns when the rate allows the next start, and how to remove the rate, if there is no token now.
 pub(crate) fn next_start(stats: &SemaphoreStats) -> Option<String> {
-    let (rate, next) = (stats.rate()?, ago(stats.next_token()?));
-    let (name, advice) = (one_line(stats.name()), "--rate none removes the rate");
+    let (rate, next) = (stats.rate?, ago(stats.next_token?));
+    let (name, advice) = (one_line(&stats.name), "--rate none removes the rate");
     Some(format!(
         "the rate of {rate} allows the next start in {next}; leasehold limit {name:?} {advice}"
     ))
 }
 
-pub(super) fn rate_json(stats: &SemaphoreStats) -> Option<Value> {
-    stats.rate().map(|rate| {
-        json!({
-            "starts": rate.starts(),
-            "period_seconds": output::seconds(Some(rate.period())),
-            "burst": rate.burst(),
-            "interval_seconds": output::seconds(Some(rate.interval())),
-            "next_in_seconds": output::seconds(stats.next_token()),
-        })
-    })
-}
-
-/// Returns what the first waiter waits for, as a word for scripts.
-pub(super) fn waits_for(stats: &SemaphoreStats) -> Option<&'static str> {
-    Some(match stats.waits_for()? {
-        WaitsFor::Room => "room",
-        WaitsFor::Rate => "rate",
-        WaitsFor::Resume => "resume",
-        WaitsFor::Capacity => "capacity",
-        WaitsFor::Client => "client",
-        _ => "unknown",
-    })
-}
-
 /// Formats a pause: since when, by whom and why.
 pub(crate) fn paused(stats: &SemaphoreStats) -> Option<String> {
-    let paused = stats.paused()?;
-    let reason = paused.reason().map(|reason| format!(": {reason}")).unwrap_or_default();
-    Some(one_line(&format!("paused by {} {} ago{reason}", paused.by(), ago(paused.lasts()))))
-}
-
-pub(super) fn paused_json(stats: &SemaphoreStats) -> Option<Value> {
-    stats.paused().map(|paused| {
-        json!({
-            "for_seconds": output::seconds(Some(paused.lasts())),
-            "by": paused.by(),
-            "reason": paused.reason(),
-        })
-    })
-}
-
-fn as_json(stats: &SemaphoreStats) -> Value {
-    json!({
-        "name": stats.name(),
-        "capacity": stats.capacity(),
-        "declared": stats.declared(),
-        "pinned": stats.pinned(),
-        "paused": paused_json(stats),
-        "rate": rate_json(stats),
-    })
+    let paused = stats.paused.as_ref()?;
+    let reason = paused.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
+    Some(one_line(&format!("paused by {} {} ago{reason}", paused.by, ago(paused.lasts))))
 }

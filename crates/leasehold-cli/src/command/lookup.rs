@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use leasehold::RawLockInfo;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::show::find;
 use crate::args::LookupArgs;
@@ -34,8 +34,6 @@ pub(crate) fn run(arguments: &LookupArgs) -> Result<u8, Failure> {
 
 fn as_text(found: &RawLockInfo, raw: bool) -> String {
     let info = &found.info;
-    let held_for = info.acquired_at.elapsed().unwrap_or_default();
-    let ends_in = info.expires_at.duration_since(std::time::SystemTime::now()).unwrap_or_default();
     let names = if raw {
         [("key", output::one_line(&found.key)), ("lock id", found.lock_id.to_string())]
     } else {
@@ -46,8 +44,8 @@ fn as_text(found: &RawLockInfo, raw: bool) -> String {
         ("pid", or_dash(info.pid.map(|pid| pid.to_string()))),
         ("label", or_dash(info.label.as_deref().map(output::one_line))),
         ("fence", info.fence.to_string()),
-        ("acquired", format!("{} ({} ago)", timestamp(info.acquired_at), ago(held_for))),
-        ("ends", format!("{} (in {})", timestamp(info.expires_at), ago(ends_in))),
+        ("acquired", format!("{} ({} ago)", timestamp(info.acquired_at), ago(info.age()))),
+        ("ends", format!("{} (in {})", timestamp(info.expires_at), ago(info.ends_in()))),
     ];
     names.into_iter().chain(rest).fold(String::new(), |mut text, (title, value)| {
         let _ = writeln!(text, "{title:<13} {value}");
@@ -55,21 +53,12 @@ fn as_text(found: &RawLockInfo, raw: bool) -> String {
     })
 }
 
+/// With `raw` also the key, and the lock id, which the library never writes as JSON.
 fn as_json(found: &RawLockInfo, raw: bool) -> Value {
-    let info = &found.info;
-    let mut value = json!({
-        "key_hash": info.key_hash,
-        "lock_id_hash": info.lock_id_hash,
-        "host": info.host,
-        "pid": info.pid,
-        "label": info.label,
-        "fence": info.fence.to_string(),
-        "acquired_at": timestamp(info.acquired_at),
-        "expires_at": timestamp(info.expires_at),
-    });
-    if raw {
-        value["key"] = found.key.clone().into();
-        value["lock_id"] = found.lock_id.to_string().into();
+    if !raw {
+        return output::json(&found.info);
     }
+    let mut value = output::json(found);
+    value["lock_id"] = found.lock_id.to_string().into();
     value
 }

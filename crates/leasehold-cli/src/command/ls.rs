@@ -2,16 +2,13 @@
 //!
 //! Each kind is a [`Section`]: a table, and the same content as JSON.
 
-use std::time::SystemTime;
-
 use leasehold::{Client, PoolStats, RawLockInfo, SemaphoreStats};
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use super::limit::{paused_json, rate, rate_json, waits_for};
-use super::show::pool_member_json;
+use super::limit::rate;
 use crate::args::LsArgs;
 use crate::failure::Failure;
-use crate::output::{self, ago, counted, or_dash, seconds, table};
+use crate::output::{self, ago, counted, or_dash, table};
 use crate::store::{self, Store};
 
 const NOTHING: &str = "no holders and no waiters";
@@ -56,41 +53,24 @@ fn as_text(sections: &[Section]) -> String {
 
 async fn semaphores(client: &Client, all: bool) -> Result<Section, Failure> {
     let query = client.stats().limit(usize::MAX);
-    let stats = if all { query.unused() } else { query }.fetch().await?;
+    let stats = if all { query.unused().await? } else { query.await? };
     let titles = ["SEMAPHORE", "HELD", "OF", "USE", "WAITING", "OLDEST HOLD", "OLDEST WAIT"];
     let rows = stats.iter().map(row);
     let table = (!stats.is_empty()).then(|| table(titles, &[1, 2, 3, 4, 5, 6], rows));
-    let json = stats.iter().map(semaphore_json).collect();
+    let json = stats.iter().map(output::summary).collect();
     Ok(Section { title: "semaphores", table, json })
 }
 
 /// Lists locks with their keys, but without their ids, because a lock id can release its lock.
 async fn locks(client: &Client) -> Result<Section, Failure> {
     let locks = client.locks().list_raw(usize::MAX).await?;
-    let now = SystemTime::now();
-    let held_for =
-        |lock: &RawLockInfo| now.duration_since(lock.info.acquired_at).unwrap_or_default();
-    let ends_in = |lock: &RawLockInfo| lock.info.expires_at.duration_since(now).unwrap_or_default();
     let row = |lock: &RawLockInfo| {
-        [lock.key.clone(), ago(held_for(lock)), ago(ends_in(lock)), lock.info.fence.to_string()]
+        let info = &lock.info;
+        [lock.key.clone(), ago(info.age()), ago(info.ends_in()), info.fence.to_string()]
     };
     let titles = ["LOCK", "FOR", "LEASE LEFT", "FENCE"];
     let table = (!locks.is_empty()).then(|| table(titles, &[1, 2], locks.iter().map(row)));
-    Ok(Section { title: "locks", table, json: locks.iter().map(lock_json).collect() })
-}
-
-/// Returns a lock as JSON, without its id, which could release it.
-pub(super) fn lock_json(lock: &RawLockInfo) -> Value {
-    let now = SystemTime::now();
-    let held_for = now.duration_since(lock.info.acquired_at).unwrap_or_default();
-    let ends_in = lock.info.expires_at.duration_since(now).unwrap_or_default();
-    json!({
-        "key": lock.key,
-        "lock_id_hash": lock.info.lock_id_hash,
-        "for_seconds": seconds(Some(held_for)),
-        "ends_in_seconds": seconds(Some(ends_in)),
-        "fence": lock.info.fence.to_string(),
-    })
+    Ok(Section { title: "locks", table, json: output::json(&locks) })
 }
 
 /// Lists pools. The store does not know the capacity of a pool; only its users do.
@@ -102,56 +82,33 @@ async fn pools(client: &Client) -> Result<Section, Failure> {
     };
     let titles = ["POOL", "HELD", "LONGEST SILENCE"];
     let table = (!pools.is_empty()).then(|| table(titles, &[1, 2], pools.iter().map(row)));
-    Ok(Section { title: "pools", table, json: pools.iter().map(pool_json).collect() })
-}
-
-pub(super) fn pool_json(pool: &PoolStats) -> Value {
-    let members: Value = pool.members.iter().map(pool_member_json).collect();
-    json!({ "name": pool.name, "held": pool.members.len(), "members": members })
+    Ok(Section { title: "pools", table, json: output::json(&pools) })
 }
 
 fn row(one: &SemaphoreStats) -> [String; 7] {
     [
-        one.name().to_owned(),
+        one.name.clone(),
         held(one),
         capacity(one),
-        or_dash((one.capacity() < u32::MAX).then(|| format!("{:.0}%", one.percent()))),
-        one.waiting().to_string(),
+        or_dash((one.capacity < u32::MAX).then(|| format!("{:.0}%", one.percent()))),
+        one.waiting.to_string(),
         or_dash(one.oldest_hold().map(ago)),
-        or_dash(one.oldest_wait().map(ago)),
+        or_dash(one.oldest_wait.map(ago)),
     ]
 }
 
 /// Returns the number of permits, and the number of units if it differs.
 fn held(one: &SemaphoreStats) -> String {
-    let (held, units) = (one.held(), one.units());
+    let (held, units) = (one.held, one.units);
     if held == units { held.to_string() } else { format!("{held} ({})", counted(units, "unit")) }
 }
 
 /// Returns the capacity with pin, pause and rate.
 fn capacity(one: &SemaphoreStats) -> String {
-    let limited = (1..u32::MAX).contains(&one.capacity());
-    let capacity = or_dash(limited.then(|| one.capacity().to_string()));
-    let pinned = if one.pinned().is_some() { " pinned" } else { "" };
-    let paused = if one.paused().is_some() { " paused" } else { "" };
+    let limited = (1..u32::MAX).contains(&one.capacity);
+    let capacity = or_dash(limited.then(|| one.capacity.to_string()));
+    let pinned = if one.pinned.is_some() { " pinned" } else { "" };
+    let paused = if one.paused.is_some() { " paused" } else { "" };
     let rate = rate(one).map(|rate| format!(", {rate}")).unwrap_or_default();
     format!("{capacity}{pinned}{paused}{rate}")
-}
-
-/// Returns the numbers of one semaphore as JSON. `show` adds its holders and waiters.
-pub(super) fn semaphore_json(one: &SemaphoreStats) -> Value {
-    json!({
-        "name": one.name(),
-        "capacity": one.capacity(),
-        "declared": one.declared(),
-        "pinned": one.pinned(),
-        "paused": paused_json(one),
-        "rate": rate_json(one),
-        "held": one.held(),
-        "units": one.units(),
-        "waiting": one.waiting(),
-        "waits_for": waits_for(one),
-        "oldest_hold_seconds": seconds(one.oldest_hold()),
-        "oldest_wait_seconds": seconds(one.oldest_wait()),
-    })
 }

@@ -144,9 +144,9 @@ async fn release_member(
     id: &str,
 ) -> Result<Option<&'static str>, Failure> {
     let Some(stats) = find(client, name).await? else { return Ok(None) };
-    let waits = stats.waiters().iter().any(|member| member.id() == id);
+    let waits = stats.waiters.iter().any(|member| member.id == id);
     let role = if waits { "waiter" } else { "holder" };
-    let semaphore = client.semaphore(name, stats.capacity().max(1)).unless_declared().build()?;
+    let semaphore = client.semaphore(name, stats.capacity.max(1)).unless_declared().build()?;
     Ok(semaphore.release_member(id).await?.then_some(role))
 }
 

@@ -114,9 +114,7 @@ async fn declare(
         None => semaphore.unless_declared(),
     };
     let semaphore = match rate {
-        Some(RateChange::To(rate)) => {
-            semaphore.rate(rate.starts(), rate.period()).burst(rate.burst())
-        }
+        Some(RateChange::To(rate)) => semaphore.rate(rate.starts, rate.period).burst(rate.burst),
         Some(RateChange::Removed) | None => semaphore,
     };
     let semaphore = match arguments.ttl {
@@ -136,8 +134,8 @@ async fn declare(
     }
     let is_weighed = arguments.weight > 1;
     if is_nested() || arguments.capacity.is_some() || rate.is_some() || is_weighed {
-        let stats = client.stats().names([&arguments.name]).unused().fetch().await?;
-        let stored = stats.first().map_or(0, SemaphoreStats::capacity);
+        let stats = client.stats().names([&arguments.name]).unused().await?;
+        let stored = stats.first().map_or(0, |one| one.capacity);
         let limit = arguments.capacity.unwrap_or(if stored == 0 { otherwise } else { stored });
         if is_weighed && limit == u32::MAX {
             let (weight, name) = (arguments.weight, &arguments.name);
@@ -145,15 +143,15 @@ async fn declare(
             let why = "which counts starts, whatever they weigh";
             return Err(Failure::usage(format!("{problem}, {why}: give -n, or no --weight")));
         }
-        if let Some(stats) = stats.first().filter(|stats| stats.capacity() < u32::MAX) {
-            let holders = stats.holders().iter().map(|holder| holder.id().to_owned());
+        if let Some(stats) = stats.first().filter(|stats| stats.capacity < u32::MAX) {
+            let holders = stats.holders.iter().map(|holder| holder.id.clone());
             check_nesting(&format!("{:?}", arguments.name), holders)?;
         }
         let Some(stats) = stats.first() else { return Ok(semaphore) };
         for change in changes(stats, arguments.capacity, rate) {
             log_line(&change);
         }
-        if rate == Some(RateChange::Removed) && stats.rate().is_some() {
+        if rate == Some(RateChange::Removed) && stats.rate.is_some() {
             semaphore.clear_rate().await?;
         }
     }
@@ -162,9 +160,9 @@ async fn declare(
 
 /// Returns the changes of `-n` and `--rate` that affect all users of the name, and changes without effect, a line each.
 fn changes(stats: &SemaphoreStats, capacity: Option<u32>, rate: Option<RateChange>) -> Vec<String> {
-    let (name, before) = (stats.name(), stats.capacity());
+    let (name, before) = (&stats.name, stats.capacity);
     let mut changes = Vec::new();
-    match (capacity, stats.pinned()) {
+    match (capacity, stats.pinned) {
         (Some(capacity), _) if before == 0 || before == capacity => {}
         (Some(capacity), Some(pinned)) => {
             changes.push(format!("{name:?} is pinned to {pinned}: -n {capacity} has no effect"));
@@ -177,7 +175,7 @@ fn changes(stats: &SemaphoreStats, capacity: Option<u32>, rate: Option<RateChang
         }
         (None, _) => {}
     }
-    match (rate, stats.rate()) {
+    match (rate, stats.rate) {
         (Some(RateChange::To(rate)), Some(before)) if rate != before => {
             changes.push(format!("the rate of {name:?} was {before} and is now {rate}"));
         }

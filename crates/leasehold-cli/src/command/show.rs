@@ -1,18 +1,16 @@
 //! `leasehold show`: shows the holders and waiters of everything that has this name.
 
 use std::ops::Range;
-use std::time::SystemTime;
 
 use leasehold::{
-    Client, Error, Fence, Member, PoolMember, PoolStats, RawLockInfo, SemaphoreStats, WaitsFor,
+    Client, Error, Member, PoolMember, PoolStats, RawLockInfo, SemaphoreStats, WaitsFor,
 };
 use serde_json::{Value, json};
 
 use super::limit::{paused, rate};
-use super::ls::semaphore_json;
 use crate::args::ShowArgs;
 use crate::failure::{Failure, NOTHING_THERE, log_line};
-use crate::output::{self, Style, ago, counted, one_line, or_dash, seconds, styled, table};
+use crate::output::{self, Style, ago, counted, one_line, or_dash, styled, table};
 use crate::store::{self, Store};
 
 pub(crate) fn run(arguments: &ShowArgs) -> Result<u8, Failure> {
@@ -90,10 +88,10 @@ pub(super) async fn find_with(
     name: &str,
     places: Range<usize>,
 ) -> Result<Option<SemaphoreStats>, Error> {
-    let stats = client.stats().names([name]).unused().waiters_in(places).fetch().await?;
+    let stats = client.stats().names([name]).unused().waiters_in(places).await?;
     Ok(stats.into_iter().find(|one| {
-        let is_limited = one.capacity() > 0 || one.paused().is_some() || one.rate().is_some();
-        is_limited || one.held() > 0 || one.waiting() > 0
+        let is_limited = one.capacity > 0 || one.paused.is_some() || one.rate.is_some();
+        is_limited || one.held > 0 || one.waiting > 0
     }))
 }
 
@@ -130,29 +128,29 @@ fn summed_up(name: &str, summary: &str, table: Option<String>) -> String {
 
 impl NamedResource {
     fn semaphore(stats: &SemaphoreStats) -> Self {
-        let (held, capacity, waiting) = (stats.held(), stats.capacity(), stats.waiting());
-        let pinned = if stats.pinned().is_some() { " (pinned)" } else { "" };
+        let (held, capacity, waiting) = (stats.held, stats.capacity, stats.waiting);
+        let pinned = if stats.pinned.is_some() { " (pinned)" } else { "" };
         let paused = paused(stats).map(|paused| format!("; {paused}")).unwrap_or_default();
         let limited = (1..u32::MAX).contains(&capacity);
         let of = if limited { format!(" of {capacity}") } else { String::new() };
-        let used = if stats.units() == held {
+        let used = if stats.units == held {
             format!("{held}{of}{pinned} held")
         } else {
-            let unit = if stats.units() == 1 && !limited { "unit" } else { "units" };
+            let unit = if stats.units == 1 && !limited { "unit" } else { "units" };
             let permits = counted(held, "permit");
-            format!("{}{of}{pinned} {unit} held by {permits}", stats.units())
+            format!("{}{of}{pinned} {unit} held by {permits}", stats.units)
         };
         // Waiting for room or for the end of a pause needs no explanation here.
         let waits =
-            stats.waits_for().filter(|waits| !matches!(waits, WaitsFor::Room | WaitsFor::Resume));
+            stats.waits_for.filter(|waits| !matches!(waits, WaitsFor::Room | WaitsFor::Resume));
         let waits = waits.map(|waits| format!("; the first waits for {waits}"));
         let waits = waits.unwrap_or_default();
         let rate = rate(stats).map(|rate| format!("; rate: {rate}")).unwrap_or_default();
         let summary = format!("{used}, {waiting} waiting{waits}{rate}{paused}");
-        let places = stats.waiters().iter().enumerate();
+        let places = stats.waiters.iter().enumerate();
         let waiters = places.map(|(at, waiter)| row(&format!("{}.", at + 1), waiter));
         let members: Vec<_> =
-            stats.holders().iter().map(|holder| row("held", holder)).chain(waiters).collect();
+            stats.holders.iter().map(|holder| row("held", holder)).chain(waiters).collect();
         let titles = [
             "PLACE",
             "ID",
@@ -167,38 +165,24 @@ impl NamedResource {
             "FENCE",
         ];
         let table = (!members.is_empty()).then(|| table(titles, &[3, 5, 6, 7, 8, 9], members));
-        let mut json = semaphore_json(stats);
-        json["holders"] = stats.holders().iter().map(member_json).collect();
-        json["waiters"] = stats.waiters().iter().map(member_json).collect();
-        let text = summed_up(stats.name(), &summary, table);
-        Self { kind: "semaphore", heading: "Semaphore", text, json }
+        let text = summed_up(&stats.name, &summary, table);
+        Self { kind: "semaphore", heading: "Semaphore", text, json: output::json(stats) }
     }
 
     /// Describes a lock without its id, because a lock id can release its lock.
     fn lock(lock: &RawLockInfo) -> Self {
-        let (info, now) = (&lock.info, SystemTime::now());
-        let held_for = now.duration_since(info.acquired_at).unwrap_or_default();
-        let ends_in = info.expires_at.duration_since(now).unwrap_or_default();
+        let info = &lock.info;
         let row = [
             or_dash(info.host.clone()),
             or_dash(info.pid.map(|pid| pid.to_string())),
             or_dash(info.label.clone()),
-            ago(held_for),
-            ago(ends_in),
+            ago(info.age()),
+            ago(info.ends_in()),
             info.fence.to_string(),
         ];
         let titles = ["HOST", "PID", "LABEL", "FOR", "LEASE LEFT", "FENCE"];
         let text = summed_up(&lock.key, "locked", Some(table(titles, &[1, 3, 4], [row])));
-        let holder = json!({
-            "lock_id_hash": info.lock_id_hash,
-            "host": info.host,
-            "pid": info.pid,
-            "label": info.label,
-            "for_seconds": seconds(Some(held_for)),
-            "ends_in_seconds": seconds(Some(ends_in)),
-            "fence": info.fence.to_string(),
-        });
-        let json = json!({ "name": lock.key, "held": 1, "holders": [holder] });
+        let json = json!({ "name": lock.key, "held": 1, "holders": [info] });
         Self { kind: "lock", heading: "Lock", text, json }
     }
 
@@ -210,8 +194,8 @@ impl NamedResource {
         let table = table(titles, &[1, 2], pool.members.iter().map(row));
         // The store does not know the capacity of a pool; only its users do.
         let text = summed_up(&pool.name, &format!("{} held", pool.members.len()), Some(table));
-        let holders: Value = pool.members.iter().map(pool_member_json).collect();
-        let json = json!({ "name": pool.name, "held": pool.members.len(), "holders": holders });
+        let json =
+            json!({ "name": pool.name, "held": pool.members.len(), "holders": pool.members });
         Self { kind: "pool", heading: "Pool", text, json }
     }
 }
@@ -219,41 +203,15 @@ impl NamedResource {
 fn row(place: &str, member: &Member) -> [String; 11] {
     [
         place.to_owned(),
-        member.id().to_owned(),
-        or_dash(member.host().map(str::to_owned)),
-        or_dash(member.pid().map(|pid| pid.to_string())),
-        or_dash(member.label().map(str::to_owned)),
-        or_dash(member.age().map(ago)),
-        or_dash(member.silent_for().map(ago)),
-        or_dash(member.ttl_left().map(ago)),
-        or_dash(member.slot_number().map(|slot| slot.to_string())),
-        member.weight().to_string(),
-        or_dash(member.fence().map(|fence| fence.to_string())),
+        member.id.clone(),
+        or_dash(member.host.clone()),
+        or_dash(member.pid.map(|pid| pid.to_string())),
+        or_dash(member.label.clone()),
+        or_dash(member.age.map(ago)),
+        or_dash(member.silent_for.map(ago)),
+        or_dash(member.ttl_left.map(ago)),
+        or_dash(member.slot_number.map(|slot| slot.to_string())),
+        member.weight.to_string(),
+        or_dash(member.fence.map(|fence| fence.to_string())),
     ]
-}
-
-pub(super) fn member_json(member: &Member) -> Value {
-    json!({
-        "id": member.id(),
-        "slot": member.slot_number(),
-        "units": member.weight(),
-        "host": member.host(),
-        "pid": member.pid(),
-        "label": member.label(),
-        "for_seconds": seconds(member.age()),
-        "silent_for_seconds": seconds(member.silent_for()),
-        "ttl_left_seconds": seconds(member.ttl_left()),
-        "ends_in_seconds": seconds(member.ends_in()),
-        // As text, because not every JSON library keeps numbers above 2^53 exactly.
-        "fence": member.fence().as_ref().map(Fence::to_string),
-    })
-}
-
-/// Returns a member of a pool as JSON. `ls` uses the same form.
-pub(super) fn pool_member_json(one: &PoolMember) -> Value {
-    json!({
-        "instance_id": one.instance_id,
-        "silent_for_seconds": seconds(Some(one.silent_for)),
-        "ends_in_seconds": seconds(one.ends_in),
-    })
 }

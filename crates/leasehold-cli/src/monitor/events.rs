@@ -163,19 +163,19 @@ impl Events {
         let mut comparison = Comparison { events: self, between, left: MOST_PER_POLL };
         let mut grants = HashMap::new();
         let earlier: HashMap<_, _> =
-            before.semaphores.iter().map(|one| (one.name(), one)).collect();
+            before.semaphores.iter().map(|one| (&*one.name, one)).collect();
         for one in &after.semaphores {
-            if let Some(before) = earlier.get(one.name()) {
+            if let Some(before) = earlier.get(&*one.name) {
                 comparison.limits(before, one);
             }
-            let count = comparison.semaphore(earlier.get(one.name()).copied(), one);
+            let count = comparison.semaphore(earlier.get(&*one.name).copied(), one);
             if count > 0 {
-                grants.insert(one.name().to_owned(), count);
+                grants.insert(one.name.clone(), count);
             }
         }
-        let names: HashSet<_> = after.semaphores.iter().map(SemaphoreStats::name).collect();
-        for gone in before.semaphores.iter().filter(|one| !names.contains(one.name())) {
-            comparison.ended(gone.name(), gone.holders().iter());
+        let names: HashSet<_> = after.semaphores.iter().map(|one| &*one.name).collect();
+        for gone in before.semaphores.iter().filter(|one| !names.contains(&*one.name)) {
+            comparison.ended(&gone.name, gone.holders.iter());
         }
         if after.hidden.is_empty() && before.hidden.is_empty() {
             comparison.locks(&before.locks, &after.locks);
@@ -202,17 +202,17 @@ impl Comparison<'_> {
     }
 
     fn limits(&mut self, before: &SemaphoreStats, after: &SemaphoreStats) {
-        let (name, pinned) = (after.name(), after.pinned().is_some());
-        let (from, to) = (before.capacity(), after.capacity());
-        if from > 0 && to > 0 && (from != to || before.pinned().is_some() != pinned) {
+        let (name, pinned) = (&*after.name, after.pinned.is_some());
+        let (from, to) = (before.capacity, after.capacity);
+        if from > 0 && to > 0 && (from != to || before.pinned.is_some() != pinned) {
             self.events.add(Kind::Semaphore, name, Change::Capacity { from, to, pinned });
         }
-        if before.rate() != after.rate() {
+        if before.rate != after.rate {
             self.events.add(Kind::Semaphore, name, Change::RateChanged);
         }
-        match (before.paused(), after.paused()) {
+        match (&before.paused, &after.paused) {
             (None, Some(paused)) => {
-                let (by, reason) = (paused.by().to_owned(), paused.reason().map(str::to_owned));
+                let (by, reason) = (paused.by.clone(), paused.reason.clone());
                 self.events.add(Kind::Semaphore, name, Change::Paused { by, reason });
             }
             (Some(_), None) => self.events.add(Kind::Semaphore, name, Change::Resumed),
@@ -222,22 +222,22 @@ impl Comparison<'_> {
 
     /// The number of new holders.
     fn semaphore(&mut self, before: Option<&SemaphoreStats>, after: &SemaphoreStats) -> u32 {
-        let held: &[Member] = before.map_or(&[], |before| before.holders());
-        let earlier: HashSet<_> = held.iter().map(Member::id).collect();
-        let now: HashSet<_> = after.holders().iter().map(Member::id).collect();
-        self.ended(after.name(), held.iter().filter(|one| !now.contains(one.id())));
+        let held: &[Member] = before.map_or(&[], |before| &before.holders);
+        let earlier: HashSet<_> = held.iter().map(|one| &*one.id).collect();
+        let now: HashSet<_> = after.holders.iter().map(|one| &*one.id).collect();
+        self.ended(&after.name, held.iter().filter(|one| !now.contains(&*one.id)));
         let mut grants = 0;
-        for new in after.holders().iter().filter(|one| !earlier.contains(one.id())) {
+        for new in after.holders.iter().filter(|one| !earlier.contains(&*one.id)) {
             grants += 1;
-            self.add(Kind::Semaphore, after.name(), Change::Granted { who: who(new) });
+            self.add(Kind::Semaphore, &after.name, Change::Granted { who: who(new) });
         }
         grants
     }
 
     fn ended<'m>(&mut self, name: &str, holders: impl Iterator<Item = &'m Member>) {
         for one in holders {
-            let held_for = one.age().map(|age| age + self.between);
-            let change = self.end(who(one), one.ends_in(), held_for);
+            let held_for = one.age.map(|age| age + self.between);
+            let change = self.end(who(one), one.ends_in, held_for);
             self.add(Kind::Semaphore, name, change);
         }
     }
@@ -292,7 +292,8 @@ fn members(pools: &[PoolStats]) -> BTreeMap<(&str, &str), &PoolMember> {
 
 /// Returns the known ones of label, host and process, or the id.
 pub(crate) fn who(member: &Member) -> String {
-    describe(member.label(), member.host(), member.pid()).unwrap_or_else(|| member.id().to_owned())
+    describe(member.label.as_deref(), member.host.as_deref(), member.pid)
+        .unwrap_or_else(|| member.id.clone())
 }
 
 fn holder(lock: &RawLockInfo) -> String {

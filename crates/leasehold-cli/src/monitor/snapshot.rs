@@ -29,7 +29,7 @@ impl Snapshot {
     pub(super) async fn take(client: &Client) -> Result<Self, Error> {
         let began = Instant::now();
         let mut hidden = Vec::new();
-        let semaphores = client.stats().unused().limit(MOST).fetch().await?;
+        let semaphores = client.stats().unused().limit(MOST).await?;
         let locks = permitted("locks", client.locks().list_raw(MOST).await, &mut hidden)?;
         let pools = permitted("pools", client.pools().list(MOST).await, &mut hidden)?;
         let clients = permitted("clients", client.clients(MOST).await, &mut hidden)?;
@@ -38,7 +38,7 @@ impl Snapshot {
     }
 
     pub(crate) fn semaphore(&self, name: &str) -> Option<&SemaphoreStats> {
-        self.semaphores.iter().find(|one| one.name() == name)
+        self.semaphores.iter().find(|one| one.name == name)
     }
 }
 

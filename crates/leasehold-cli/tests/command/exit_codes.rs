@@ -241,7 +241,7 @@ fn a_permit_that_was_released_by_hand_is_124() {
     let arguments = ["run", "--lease", "600ms", "it", "--", "sleep", "1000"];
     let running = Running::start(&server.url(), &arguments);
     until(|| inspector.held_and_waiting("it") == (1, 0));
-    let id = inspector.holder("it").id().to_owned();
+    let id = inspector.holder("it").id;
     let released = run(&server.url(), &["release", "it", &id]);
     assert_eq!(released.code, 0);
     assert!(released.stderr.starts_with("leasehold: warning: the old holder may still be"));

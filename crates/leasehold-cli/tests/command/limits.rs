@@ -221,7 +221,7 @@ fn a_child_that_weighs_more_waits_for_all_of_it() {
         fails(&store, &["run", "--no-wait", "it", "--", "true"], 75, &["no permit"]);
         let shown: Value = serde_json::from_str(&ok(&store, &["show", "--json", "it"])).unwrap();
         assert_eq!((&shown["units"], &shown["waits_for"]), (&1.into(), &"room".into()));
-        assert_eq!(shown["waiters"][0]["units"], 3);
+        assert_eq!(shown["waiters"][0]["weight"], 3);
         light.signal(rustix::process::Signal::TERM);
         light.end();
         assert_eq!(heavy.end().stdout, "heavy\n");

@@ -388,7 +388,7 @@ fn a_guard_that_is_stopped_is_not_trusted() {
         let running = scene.start_and_begin(true);
         let guard = soon(|| children(running.pid()).first().copied());
         kill_process(guard, Signal::STOP).unwrap();
-        let id = inspector.holder(&scene.name).id().to_owned();
+        let id = inspector.holder(&scene.name).id;
         let released = Instant::now();
         let line = ["release", &scene.name, &id];
         assert_eq!(run(&store.url(), &line).code, 0);

@@ -126,13 +126,13 @@ fn a_semaphore_in_use() {
     // A client writes its record, which has its host and process, beside its first requests.
     until(|| inspector.described("deploy").is_some());
     let stats = inspector.described("deploy").unwrap();
-    let (holder, waiter) = (&stats.holders()[0], &stats.waiters()[0]);
-    let pids = [holder, waiter].map(|member| member.pid().unwrap().to_string());
+    let (holder, waiter) = (&stats.holders[0], &stats.waiters[0]);
+    let pids = [holder, waiter].map(|member| member.pid.unwrap().to_string());
     let fence = held.fence().to_string();
-    let host = holder.host().unwrap();
+    let host = holder.host.as_deref().unwrap();
     let replacements = [
-        (holder.id(), "HOLDER"),
-        (waiter.id(), "WAITER"),
+        (&*holder.id, "HOLDER"),
+        (&*waiter.id, "WAITER"),
         (&fence, "FENCE"),
         (&pids[0], "PID"),
         (&pids[1], "PID"),
@@ -186,7 +186,8 @@ fn masked(mut value: serde_json::Value) -> serde_json::Value {
         serde_json::Value::Object(fields) => {
             for (key, field) in fields.iter_mut().filter(|(_, field)| !field.is_null()) {
                 *field = match key.as_str() {
-                    "id" | "host" | "pid" | "fence" | "lock_id_hash" => key.to_uppercase().into(),
+                    "id" | "host" | "pid" | "fence" | "key_hash" | "lock_id_hash"
+                    | "acquired_at" | "expires_at" => key.to_uppercase().into(),
                     key if key.ends_with("_seconds") => {
                         assert!(field.as_f64().is_some_and(|age| (0.0..1000.0).contains(&age)));
                         "SECONDS".into()
@@ -234,9 +235,8 @@ fn a_lock_in_use() {
     let clean = run(&server.url(), &["lookup", "--json", "invoice:42"]).stdout;
     let clean: serde_json::Value = serde_json::from_str(&clean).unwrap();
     let keys: Vec<_> = clean.as_object().unwrap().keys().map(String::as_str).collect();
-    let (times, hashes) =
-        (["acquired_at", "expires_at", "fence", "host"], ["label", "lock_id_hash"]);
-    assert_eq!(keys, [&times[..], &["key_hash"], &hashes, &["pid"]].concat());
+    let times = ["acquired_at", "age_seconds", "ends_in_seconds", "expires_at", "fence"];
+    assert_eq!(keys, [&times[..], &["host", "key_hash", "label", "lock_id_hash", "pid"]].concat());
     assert_eq!((&clean["host"], &clean["label"]), (&host.into(), &"a b".into()));
     assert_eq!(clean["pid"], pid);
 

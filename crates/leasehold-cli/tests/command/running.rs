@@ -144,8 +144,8 @@ fn without_a_number_it_uses_the_capacity_that_there_is() {
     let server = RedisServer::start();
     let inspector = Inspector::new(&server.url());
     let capacity = |name: &str| {
-        let stats = inspector.client.stats().names([name]).unused().fetch();
-        inspector.block_on(stats).unwrap()[0].capacity()
+        let stats = inspector.client.stats().names([name]).unused();
+        inspector.block_on(stats).unwrap()[0].capacity
     };
     assert_eq!(run(&server.url(), &["run", "-n", "4", "it", "--", "true"]).code, 0);
     assert_eq!(capacity("it"), 4);

@@ -247,30 +247,30 @@ impl Inspector {
         Self { runtime, client }
     }
 
-    pub(crate) fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
-        let future = async { tokio::time::timeout(TIME_LIMIT, future).await };
+    pub(crate) fn block_on<T>(&self, future: impl IntoFuture<Output = T>) -> T {
+        let future = async { tokio::time::timeout(TIME_LIMIT, future.into_future()).await };
         self.runtime.block_on(future).expect("the call took too long")
     }
 
     /// Returns the number of holders and the number of waiters.
     pub(crate) fn held_and_waiting(&self, name: &str) -> (u32, usize) {
-        let stats = self.block_on(self.client.stats().names([name]).fetch()).unwrap();
-        stats.first().map_or((0, 0), |one| (one.held(), one.waiting()))
+        let stats = self.block_on(self.client.stats().names([name])).unwrap();
+        stats.first().map_or((0, 0), |one| (one.held, one.waiting))
     }
 
     /// Returns the statistics of a name that one client holds and another one waits for, once both are described.
     pub(crate) fn described(&self, name: &str) -> Option<leasehold::SemaphoreStats> {
-        let stats = self.client.stats().names([name]).waiters().fetch();
+        let stats = self.client.stats().names([name]).waiters();
         let stats = self.block_on(stats).unwrap().pop()?;
-        let members = [stats.holders(), stats.waiters()];
+        let members = [&stats.holders[..], &stats.waiters[..]];
         let described =
-            |members: &&[leasehold::Member]| members.iter().any(|one| one.pid().is_some());
+            |members: &&[leasehold::Member]| members.iter().any(|one| one.pid.is_some());
         members.iter().all(described).then_some(stats)
     }
 
     pub(crate) fn holder(&self, name: &str) -> leasehold::Member {
-        let stats = self.block_on(self.client.stats().names([name]).fetch()).unwrap();
-        stats[0].holders()[0].clone()
+        let stats = self.block_on(self.client.stats().names([name])).unwrap();
+        stats[0].holders[0].clone()
     }
 
     /// Acquires the only permit of a name.

@@ -130,6 +130,24 @@ fn the_api_has_the_data_of_the_pages() {
 }
 
 #[test]
+fn a_long_queue_is_cut_off() {
+    let store = Store::local();
+    let inspector = Inspector::new(&store.url());
+    let held = inspector.hold("it");
+    let semaphore = inspector.client.semaphore("it", 1).build().unwrap();
+    let join = async { (0..203).map(|_| tokio::spawn(semaphore.acquire())).collect::<Vec<_>>() };
+    let _waiters = inspector.block_on(join);
+    until(|| inspector.held_and_waiting("it") == (1, 203));
+    let console = Console::start(&store.url());
+    let shown = console.json("/api/semaphores/it");
+    assert_eq!((&shown["waiting"], &shown["waiters_left_off"]), (&203.into(), &3.into()));
+    assert_eq!(shown["waiters"].as_array().unwrap().len(), 200);
+    let page = console.get("/semaphore?name=it").body;
+    assert!(page.contains("and 3 more."), "{page}");
+    drop(held);
+}
+
+#[test]
 fn a_user_that_may_only_read_is_enough() {
     let rights = "--user inspector on >pw ~* resetchannels &adv-sem:* +@read +@connection +@pubsub +eval +evalsha +script|load \
                   +time +info";

@@ -73,8 +73,8 @@ async fn prepare(
         tokio::task::yield_now().await;
     }
     loop {
-        let all = client.stats().limit(NAMES).fetch().await.unwrap();
-        if all.iter().map(leasehold::SemaphoreStats::waiting).sum::<usize>() == waiting.len() {
+        let all = client.stats().limit(NAMES).await.unwrap();
+        if all.iter().map(|one| one.waiting).sum::<usize>() == waiting.len() {
             break;
         }
     }
@@ -98,7 +98,7 @@ fn cost_of_a_poll(server: &RedisServer, inspector: &Inspector) -> Duration {
     let (before, began) = (ticks(server.pid()), Instant::now());
     for _ in 0..10 {
         let query = inspector.client.stats().unused().limit(10_000);
-        assert_eq!(inspector.block_on(query.fetch()).unwrap().len(), NAMES);
+        assert_eq!(inspector.block_on(query).unwrap().len(), NAMES);
     }
     let (spent, took) = (ticks(server.pid()) - before, began.elapsed());
     let before = ticks(server.pid());

@@ -1,6 +1,8 @@
 //! Queries about a whole store: statistics and the list of clients.
 
+use std::future::IntoFuture;
 use std::ops::Range;
+use std::pin::Pin;
 use std::sync::Arc;
 
 use super::Client;
@@ -12,8 +14,8 @@ use crate::stats::{ClientInfo, Query, SemaphoreStats};
 /// The number of names that a query returns by default.
 const LIMIT: usize = 100;
 
-/// A query for statistics: see [`Client::stats`](crate::Client::stats).
-#[must_use = "the query is not sent until `fetch` is awaited"]
+/// A query for statistics that is sent when it is awaited: see [`Client::stats`](crate::Client::stats).
+#[must_use = "the query is not sent until it is awaited"]
 #[derive(Clone, Debug)]
 pub struct Stats {
     engine: Arc<Engine>,
@@ -49,9 +51,9 @@ impl Stats {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), leasehold::Error> {
     /// # let client = leasehold::Client::memory();
-    /// for one in client.stats().names(["api"]).waiters().fetch().await? {
-    ///     for waiter in one.waiters() {
-    ///         println!("{} has waited for {:?}", waiter.id(), waiter.age());
+    /// for one in client.stats().names(["api"]).waiters().await? {
+    ///     for waiter in one.waiters {
+    ///         println!("{} has waited for {:?}", waiter.id, waiter.age);
     ///     }
     /// }
     /// # Ok(())
@@ -68,8 +70,8 @@ impl Stats {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), leasehold::Error> {
     /// # let client = leasehold::Client::memory();
-    /// let stats = client.stats().names(["api"]).waiters_in(0..100).fetch().await?;
-    /// assert!(stats.iter().all(|one| one.waiters().len() <= 100));
+    /// let stats = client.stats().names(["api"]).waiters_in(0..100).await?;
+    /// assert!(stats.iter().all(|one| one.waiters.len() <= 100));
     /// # Ok(())
     /// # }
     /// ```
@@ -78,20 +80,7 @@ impl Stats {
         self
     }
 
-    /// Fetches the statistics. The names are sorted by the share of the capacity that is held, then by the number of
-    /// waiters, highest first.
-    ///
-    /// # Errors
-    /// - [`Error::InvalidArgument`] if a name in the query is empty, longer than 512 bytes, or contains control
-    ///   characters.
-    /// - [`Error::ForeignData`] if another program uses the keys of such a name on Redis.
-    /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
-    /// - [`Error::Denied`], [`Error::NoRoom`] or [`Error::Unusable`] if the store refuses the request.
-    /// - [`Error::Stopped`] if the client's background thread is not running.
-    ///
-    /// # Cancel safety
-    /// The query changes nothing in the store, so the future can be dropped at any time.
-    pub async fn fetch(self) -> Result<Vec<SemaphoreStats>, Error> {
+    async fn fetch(self) -> Result<Vec<SemaphoreStats>, Error> {
         let Self { engine, mut query } = self;
         if let Some(names) = &mut query.names {
             for name in names {
@@ -101,6 +90,20 @@ impl Stats {
         let mut stats = engine.core().stats(query.clone()).await?;
         query.narrow(&mut stats);
         Ok(stats)
+    }
+}
+
+impl IntoFuture for Stats {
+    type Output = Result<Vec<SemaphoreStats>, Error>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+    /// # Errors
+    /// The same as for [`Client::stats`].
+    ///
+    /// # Cancel safety
+    /// The query changes nothing in the store, so the future can be dropped at any time.
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(self.fetch())
     }
 }
 

@@ -172,8 +172,7 @@ impl<T: Clone> NameCore<T> {
     fn report_renewal(&mut self, id: AcquisitionId, error: &Error, now: Moment) {
         let holder = self.acquisitions.get(&id).filter(|acquisition| acquisition.is_held());
         if let Some(owner) = holder.map(|acquisition| acquisition.owner.clone()) {
-            let result = Err(error.clone());
-            self.notices.push(Notice::Renewed { owner, result, sent: now });
+            self.notices.push(Notice::Renewed { owner, result: Err(error.clone()), sent: now });
         }
     }
 

@@ -21,7 +21,7 @@ use crate::callbacks::event;
 use crate::client_core::{Answered, Failure, NameCore, Notice, Request, Rules, timing};
 use crate::clock::{Moment, Span};
 use crate::machine::{Command, Declared, Reply, Subject};
-use crate::{AcquisitionId, Error, LossReason};
+use crate::{AcquisitionId, Error, LossReason, Outcome};
 
 /// How the commands of a core are spelled for the store.
 pub(crate) trait Protocol: Send + Sync + Sized + 'static {
@@ -379,8 +379,8 @@ impl<P: Protocol> Driver<P> {
             Notice::Renewed { owner, result, sent } => {
                 if owner.spec.watch().reports_renewals() {
                     deferred.add(move || {
-                        let (id, result) = (|| owner.spec.id(owner.id), result.as_ref().copied());
-                        owner.spec.watch().renewed(id, result, sent);
+                        let outcome = || Outcome::of(result.as_ref().map(|held| *held));
+                        owner.spec.watch().renewed(|| owner.spec.id(owner.id), outcome, sent);
                     });
                 }
             }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
+use testkit::by_hand::poll_once;
 use testkit::wait::{deadline, eventually};
 use tokio::time::Instant;
 
@@ -560,19 +561,23 @@ async fn a_wait_for_a_lock_ends_at_its_limit_while_wake_ups_keep_coming() {
     let clock = crate::ManualClock::new();
     let memory = crate::backend::memory::Memory::new(Clock::manual(clock.clone()));
     let engine = Engine::in_process(memory, Settings::default());
-    let (core, passing) = (Arc::downgrade(engine.core()), clock.clone());
-    let waking = crate::Observer::new(move |_| {
-        if let Some(core) = core.upgrade().filter(|_| passing.elapsed() < MINUTES) {
-            passing.advance(Duration::from_millis(1));
+    let core = engine.core().clone();
+    let waking = async {
+        while clock.elapsed() < MINUTES {
+            clock.advance(Duration::from_millis(1));
             core.lock_waiters.wake_all();
+            tokio::task::yield_now().await;
         }
-    });
-    let locks = crate::Locks::new(engine).observed(waking);
+    };
+    let locks = crate::Locks::new(engine);
     let limit = Duration::from_millis(200);
     let retry = Retry::default().times(1000).within(limit);
     let lock = locks.lock("k").lease(2 * MINUTES).retry(retry).build().unwrap();
     let _held = lock.try_acquire().await.unwrap().unwrap();
-    let error = lock.acquire().await.unwrap_err();
+    let error = tokio::select! {
+        result = lock.acquire() => result.unwrap_err(),
+        () = waking => panic!("it still waits after {MINUTES:?}"),
+    };
     assert!(matches!(error, Error::TimedOut { .. }), "{error}");
     assert!(clock.elapsed() < limit + AT_ONCE, "it ended after {:?}", clock.elapsed());
 }
@@ -582,16 +587,16 @@ async fn a_wait_for_a_lock_ends_at_its_limit_while_wake_ups_keep_coming() {
 async fn an_attempt_at_the_end_of_a_wait_gets_time_for_its_answer() {
     let store = Simulated::default();
     let (holder, waiter) = (client(&store), client(&store));
-    let slow_from_now_on = {
-        let store = store.clone();
-        crate::Observer::new(move |_| store.world().delay = Duration::from_millis(150))
-    };
     let retry = Retry::default().within(Duration::from_secs(1));
     let retry = retry.delay(Duration::from_millis(970)).jitter(Jitter::None);
     let _held = deadline(holder.lock("k").build().unwrap().try_acquire()).await.unwrap().unwrap();
-    let locks = waiter.locks().observed(slow_from_now_on);
-    let error =
-        deadline(locks.lock("k").retry(retry).build().unwrap().acquire()).await.unwrap_err();
+    let lock = waiter.lock("k").retry(retry).build().unwrap();
+    let mut acquire = pin!(lock.acquire());
+    assert!(poll_once(acquire.as_mut()).await.is_none());
+    // The first attempt is answered before this call.
+    assert!(deadline(waiter.locks().is_locked("k")).await.unwrap());
+    store.world().delay = Duration::from_millis(150);
+    let error = deadline(acquire).await.unwrap_err();
     assert!(matches!(error, Error::TimedOut { .. }), "{error}");
 
     let _leased = deadline(holder.pool("p", 1).build().unwrap().lease("a")).await.unwrap();

@@ -17,9 +17,12 @@ use super::Core;
 use super::meters::{Measurement, Meters, Waiting, failed_outcome};
 use crate::callbacks::{event, guarded};
 use crate::clock::Moment;
+use crate::id::hash;
 use crate::manual_clock::Clock;
 use crate::name::Name;
-use crate::{AcquisitionId, Error, Fence, LockId, LossReason, Primitive};
+use crate::{
+    AcquisitionId, Error, Event, Fence, LockId, LossReason, Observer, Operation, Outcome, Primitive,
+};
 
 /// The id of one acquisition.
 #[derive(Clone, Debug)]
@@ -34,84 +37,28 @@ impl fmt::Display for Id {
         match self {
             Self::Permit(id) => id.fmt(f),
             // A lock id is enough to release the lock, so it must not appear in a log.
-            Self::Lock(id) => f.write_str(&crate::id::hash(id.as_str())),
+            Self::Lock(id) => f.write_str(&hash(id.as_str())),
             Self::Instance(id) => id.fmt(f),
         }
     }
 }
 
-/// The operation that a [`PoolEvent`](crate::PoolEvent) reports.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[non_exhaustive]
-pub enum Operation {
-    /// An acquire has ended, with a guard or without one.
-    Acquire,
-    /// A renewal has ended, by the guard of the lease or by [`Pool::renew`](crate::Pool::renew).
-    Renew,
-    /// A lease was released. If it has a guard, the store may not have confirmed the release yet.
-    Release,
-    /// A lease with a guard was lost.
-    Lose,
-}
-
-/// The result of an operation on a semaphore or a pool.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub enum EventResult {
-    /// The operation succeeded.
-    Ok,
-    /// An acquire that does not wait found nothing free.
-    Full,
-    /// The permit or lease was no longer held when it was renewed or released.
-    NotHeld,
-    /// The future of the acquire was dropped, or a client released its id.
-    Cancelled,
-    /// The permit or lease was lost.
-    Lost(LossReason),
-    /// The operation failed with this error.
-    Error(Error),
-}
-
-/// Two errors are equal if their messages are.
-impl PartialEq for EventResult {
-    fn eq(&self, other: &Self) -> bool {
-        match (self, other) {
-            (Self::Lost(reason), Self::Lost(other)) => reason == other,
-            (Self::Error(error), Self::Error(other)) => error.to_string() == other.to_string(),
-            _ => std::mem::discriminant(self) == std::mem::discriminant(other),
+impl Id {
+    /// Returns the id itself.
+    fn raw(&self) -> String {
+        match self {
+            Self::Lock(id) => id.as_str().to_owned(),
+            Self::Permit(_) | Self::Instance(_) => self.to_string(),
         }
     }
 }
-
-impl EventResult {
-    /// Returns the result of a renewal or a release. `Ok(true)` means that the lease was still held.
-    fn of(result: Result<bool, &Error>) -> Self {
-        match result {
-            Ok(true) => Self::Ok,
-            Ok(false) => Self::NotHeld,
-            Err(error) => Self::Error(error.clone()),
-        }
-    }
-}
-
-/// The data that an observer receives.
-pub(crate) struct ObservedEvent<'a> {
-    pub(crate) operation: Operation,
-    pub(crate) result: EventResult,
-    pub(crate) name: &'a Name,
-    pub(crate) id: &'a Id,
-    pub(crate) waited: Option<Duration>,
-    pub(crate) held_for: Option<Duration>,
-}
-
-pub(crate) type Callback = Box<dyn Fn(&ObservedEvent<'_>) + Send + Sync>;
 
 /// Everything that watches one semaphore, lock or pool.
 pub(crate) struct Watch {
     pub(crate) primitive: Primitive,
     pub(crate) name: Name,
     meters: Meters,
-    observer: Option<Callback>,
+    observer: Option<Observer>,
     pub(crate) clock: Clock,
     /// Whether there are metrics or an observer, so that events are reported even without a `tracing` subscriber.
     always: bool,
@@ -124,7 +71,7 @@ impl Watch {
         primitive: Primitive,
         name: &Name,
         name_in_metrics: bool,
-        observer: Option<Callback>,
+        observer: Option<Observer>,
     ) -> Arc<Self> {
         let meters = core.meters.of(primitive, name_in_metrics.then_some(name));
         let always = Meters::ON || observer.is_some();
@@ -186,7 +133,7 @@ impl Watch {
     /// Returns the name as it may appear in a log. The key of a lock may be a secret, so its hash stands for it.
     pub(crate) fn public_name(&self) -> Cow<'_, str> {
         match self.primitive {
-            Primitive::Lock => Cow::Owned(crate::id::hash(self.name.as_str())),
+            Primitive::Lock => Cow::Owned(hash(self.name.as_str())),
             Primitive::Semaphore | Primitive::Pool => Cow::Borrowed(self.name.as_str()),
         }
     }
@@ -205,13 +152,13 @@ impl Watch {
     fn notify_observer(
         &self,
         operation: Operation,
-        result: impl FnOnce() -> EventResult,
+        outcome: impl FnOnce() -> Outcome,
         id: impl FnOnce() -> Id,
-        (waited, held_for): (Option<Duration>, Option<Duration>),
+        times: (Option<Duration>, Option<Duration>),
     ) {
-        if let Some(callback) = &self.observer {
-            let (name, id, result) = (&self.name, &id(), result());
-            guarded(|| callback(&ObservedEvent { operation, result, name, id, waited, held_for }));
+        if let Some(observer) = &self.observer {
+            let subject = (Some(&self.name), Some(&id()));
+            notify(observer, (self.primitive, operation, outcome()), subject, times);
         }
     }
 
@@ -231,34 +178,109 @@ impl Watch {
             None
         };
         self.meters.record(Measurement::Lost(reason));
-        let result = || EventResult::Lost(reason);
-        self.notify_observer(Operation::Lose, result, id, (None, held_for));
+        self.notify_observer(Operation::Lose, || Outcome::Lost(reason), id, (None, held_for));
     }
 
-    /// Reports the result of a renewal that was sent at `sent`. `Ok(true)` means that the lease is still held.
+    /// Reports the outcome of a renewal that was sent at `sent`.
     pub(crate) fn renewed(
         &self,
         id: impl FnOnce() -> Id,
-        result: Result<bool, &Error>,
+        outcome: impl FnOnce() -> Outcome,
         sent: Moment,
     ) {
         if !self.always {
             return;
         }
-        let outcome = match result {
-            Ok(true) => "renewed",
-            Ok(false) => "missing",
-            Err(_) => "failed",
+        let outcome = outcome();
+        let measured = match &outcome {
+            Outcome::Done => "renewed",
+            Outcome::Failed(_) => "failed",
+            _ => "missing",
         };
         let latency = self.clock.now().saturating_since(sent);
-        self.meters.record(Measurement::Renewed { outcome, latency });
-        self.notify_observer(Operation::Renew, || EventResult::of(result), id, (None, None));
+        self.meters.record(Measurement::Renewed { outcome: measured, latency });
+        self.notify_observer(Operation::Renew, || outcome, id, (None, None));
     }
 
-    /// Reports the release of something that has no guard.
-    pub(crate) fn released(&self, id: impl FnOnce() -> Id, result: Result<bool, &Error>) {
-        self.notify_observer(Operation::Release, || EventResult::of(result), id, (None, None));
+    /// Reports a release by id.
+    pub(crate) fn released(&self, id: impl FnOnce() -> Id, outcome: impl FnOnce() -> Outcome) {
+        self.notify_observer(Operation::Release, outcome, id, (None, None));
     }
+}
+
+/// Reports a call on a lock by its key or its id, to an observer and to `tracing`. If nobody listens, this costs two
+/// comparisons.
+pub(crate) fn lock_called(
+    observer: Option<&Observer>,
+    operation: Operation,
+    outcome: impl FnOnce() -> Outcome,
+    (key, id): (Option<&Name>, Option<LockId>),
+    waited: Option<Duration>,
+) {
+    if observer.is_none() && !tracing::enabled!(tracing::Level::DEBUG) {
+        return;
+    }
+    let (outcome, id) = (outcome(), id.map(Id::Lock));
+    let key_hash = key.map(|key| hash(key.as_str()));
+    let lock_id_hash = id.as_ref().map(Id::to_string);
+    let (key_hash, lock_id_hash) = (key_hash.as_deref(), lock_id_hash.as_deref());
+    event!(debug, ?operation, outcome = ?hidden(&outcome), key_hash, lock_id_hash, "lock");
+    if let Some(observer) = observer {
+        let what = (Primitive::Lock, operation, outcome);
+        notify(observer, what, (key, id.as_ref()), (waited, None));
+    }
+}
+
+/// Notifies an observer.
+fn notify(
+    observer: &Observer,
+    (primitive, operation, outcome): (Primitive, Operation, Outcome),
+    (name, id): (Option<&Name>, Option<&Id>),
+    (waited, held_for): (Option<Duration>, Option<Duration>),
+) {
+    let raw = observer.is_raw(primitive);
+    let event = Event {
+        primitive,
+        operation,
+        outcome: if raw { outcome } else { hidden(&outcome) },
+        name: name.map(|name| if raw { name.to_string() } else { hash(name.as_str()) }),
+        id: id.map(|id| if raw { id.raw() } else { id.to_string() }),
+        waited,
+        held_for,
+    };
+    guarded(|| observer.notify(&event));
+}
+
+/// Returns the outcome of an operation on a lock without the lock's key, which may be a secret.
+fn hidden(outcome: &Outcome) -> Outcome {
+    const HIDDEN: &str = "the description may contain the key of a lock, and was removed";
+    let mut outcome = outcome.clone();
+    if let Outcome::Failed(error) = &mut outcome {
+        match error {
+            Error::TimedOut { name, .. }
+            | Error::NotDrained { name, .. }
+            | Error::Lost { name, .. }
+            | Error::Cancelled { name, .. }
+            | Error::Pinned { name, .. }
+            | Error::InUse { name, .. }
+            | Error::TooHeavy { name, .. } => *name = hash(name),
+            Error::ForeignData { name, problem } => {
+                *name = hash(name);
+                HIDDEN.clone_into(problem);
+            }
+            Error::InvalidArgument { problem: text, .. } | Error::Internal { what: text } => {
+                HIDDEN.clone_into(text);
+            }
+            Error::Closed
+            | Error::Unavailable { .. }
+            | Error::Denied { .. }
+            | Error::NoRoom { .. }
+            | Error::Unusable { .. }
+            | Error::WrongThread { .. }
+            | Error::Stopped { .. } => {}
+        }
+    }
+    outcome
 }
 
 impl fmt::Debug for Watch {
@@ -308,7 +330,7 @@ impl Acquiring {
     /// The acquire has returned a guard. `report` logs it.
     pub(crate) fn acquired(mut self, fence: Option<Fence>, report: impl FnOnce()) -> HoldWatch {
         guarded(|| self.0.span.in_scope(report));
-        self.end("acquired", || EventResult::Ok);
+        self.end("acquired", || Outcome::Done);
         let (watch, id) = (self.0.watch.clone(), self.0.id.clone());
         let span = watch.span(|name, kind| {
             let fence = fence.map(tracing::field::display);
@@ -320,39 +342,39 @@ impl Acquiring {
 
     /// The acquire has succeeded, and returns no guard.
     pub(crate) fn acquired_without_guard(mut self) {
-        self.end("acquired", || EventResult::Ok);
+        self.end("acquired", || Outcome::Done);
     }
 
     /// The acquire was a try, and nothing was free.
     pub(crate) fn refused(mut self) {
-        self.end("full", || EventResult::Full);
+        self.end("full", || Outcome::Full);
     }
 
     pub(crate) fn failed(mut self, error: &Error) {
-        let result = || match error {
-            Error::Lost { reason, .. } => EventResult::Lost(*reason),
-            Error::Cancelled { .. } => EventResult::Cancelled,
-            error => EventResult::Error(error.clone()),
-        };
-        self.end(failed_outcome(error), result);
+        self.end(failed_outcome(error), || match error {
+            Error::Cancelled { .. } => Outcome::Cancelled,
+            Error::Lost { reason, .. } => Outcome::Lost(*reason),
+            error => Outcome::Failed(error.clone()),
+        });
     }
 
-    fn end(&mut self, outcome: &'static str, result: impl FnOnce() -> EventResult) {
+    /// Ends the acquire. `measured` is its outcome in metrics and spans.
+    fn end(&mut self, measured: &'static str, outcome: impl FnOnce() -> Outcome) {
         let watched = &mut *self.0;
         watched.ended = true;
         watched.waiting = None;
         let waited = watched.elapsed();
         let (watch, id) = (&watched.watch, || watched.id.clone());
-        watch.meters.record(Measurement::Acquired { outcome, waited });
-        watch.notify_observer(Operation::Acquire, result, id, (Some(waited), None));
-        close(&mut watched.span, "outcome", outcome);
+        watch.meters.record(Measurement::Acquired { outcome: measured, waited });
+        watch.notify_observer(Operation::Acquire, outcome, id, (Some(waited), None));
+        close(&mut watched.span, "outcome", measured);
     }
 }
 
 impl Drop for Acquiring {
     fn drop(&mut self) {
         if !self.0.ended {
-            self.end("cancelled", || EventResult::Cancelled);
+            self.end("cancelled", || Outcome::Cancelled);
         }
     }
 }
@@ -393,7 +415,7 @@ impl Drop for HoldWatch {
         }
         self.end(held_for, "released");
         let (watch, id) = (&self.0.watch, || self.0.id.clone());
-        watch.notify_observer(Operation::Release, || EventResult::Ok, id, (None, held_for));
+        watch.notify_observer(Operation::Release, || Outcome::Done, id, (None, held_for));
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use super::info::HeldLock;
 use super::lease::{LockLease, LockProtocol};
-use super::observer::{LockOperation, LockResult};
+use super::locks::observed;
 use crate::clock::{Moment, Span, wall_time};
 use crate::engine::lease_spec::LeaseSpec;
 use crate::engine::watch::{Acquiring, Id};
@@ -157,14 +157,9 @@ impl LockGuard {
         driver.input(|core, now| core.extending(ticket, span, now));
         let key = Some(driver.name().clone());
         let command = LockCommand::Extend { id, key, ttl, only_longer: false };
-        let about = (Some(driver.name()), Some(id));
-        let locks = &driver.protocol.spec.locks;
-        let answered = locks.call(LockOperation::Extend, about, command).await;
-        let result = match &answered {
-            Ok((outcome, _)) => Ok(matches!(outcome, LockOutcome::Extend(Verdict::Done(_)))),
-            Err(error) => Err(error),
-        };
-        driver.watch().renewed(|| Id::Lock(id), result, started);
+        let answered = driver.protocol.spec.locks.call(command).await;
+        let outcome = || observed(answered.as_ref().map(|(outcome, _)| outcome));
+        driver.watch().renewed(|| Id::Lock(id), outcome, started);
         let (LockOutcome::Extend(Verdict::Done(expires_at)), sent) = answered? else {
             driver.input(|core, now| core.lose(ticket, LossReason::Missing, now));
             return Err(self.lease.ticket.lost(LossReason::Missing));
@@ -191,13 +186,7 @@ impl LockGuard {
     /// # Cancel safety
     /// If the future is dropped, even before its first poll, the release continues in the background.
     pub async fn release(self) -> Result<bool, Error> {
-        self.driver().protocol.report_release();
-        let released = self.lease.release().done().await;
-        if let Err(error) = &released {
-            let result = LockResult::Error(error.clone());
-            self.driver().protocol.spec.report(LockOperation::Release, self.id(), result);
-        }
-        released
+        self.lease.release().done().await
     }
 
     /// Drops the guard but keeps the lock, until its lease ends or until it is [released](crate::Locks::release) by its
@@ -220,12 +209,6 @@ impl LockGuard {
     pub fn detach(self) -> HeldLock {
         self.driver().forget(self.lease.ticket.id);
         HeldLock { id: self.id(), fence: self.fence, expires_at: self.expires_at() }
-    }
-}
-
-impl Drop for LockGuard {
-    fn drop(&mut self) {
-        self.driver().protocol.report_release();
     }
 }
 

@@ -1,7 +1,7 @@
 //! Information about a held lock, with and without its secrets.
 
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use crate::clock::wall_time;
 use crate::id::hash;
@@ -43,6 +43,20 @@ pub struct LockInfo {
     pub pid: Option<u32>,
     /// The [label](crate::LockBuilder::label) of the holder, if it has one.
     pub label: Option<String>,
+}
+
+impl LockInfo {
+    /// Returns how long the lock has been held, if the clocks of this host and the store agree.
+    #[must_use]
+    pub fn age(&self) -> Duration {
+        self.acquired_at.elapsed().unwrap_or_default()
+    }
+
+    /// Returns the time until the lock expires unless it is extended, if the clocks of this host and the store agree.
+    #[must_use]
+    pub fn ends_in(&self) -> Duration {
+        self.expires_at.duration_since(SystemTime::now()).unwrap_or_default()
+    }
 }
 
 /// Information about a held lock, with its key and its lock id.

@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::locks::{outcome_of, unexpected};
-use super::observer::{LockOperation, LockReason, LockResult};
 use super::{LockGuard, LockSpec};
 use crate::backend::{Answer, Part};
 use crate::client_core::Rules;
@@ -42,8 +41,6 @@ pub(super) struct LockProtocol {
     /// The end of the lease with which the lock was acquired, in microseconds of [`Moment`]; 0 once an extension was
     /// requested.
     held_until: AtomicU64,
-    /// Whether observers learn of the release.
-    reports_release: AtomicBool,
 }
 
 impl LockProtocol {
@@ -58,7 +55,6 @@ impl LockProtocol {
             remaining: AtomicU64::new(0),
             sent_at: AtomicU64::new(0),
             held_until: AtomicU64::new(0),
-            reports_release: AtomicBool::new(false),
         }
     }
 
@@ -73,11 +69,6 @@ impl LockProtocol {
 
     pub(super) fn extended(&self, expires_at: u64) {
         self.expires_at.store(expires_at, Ordering::Release);
-    }
-
-    /// Makes observers learn of the release.
-    pub(super) fn report_release(&self) {
-        self.reports_release.store(true, Ordering::Release);
     }
 
     fn acquired(&self, acquired: &Acquired) -> Outcome {
@@ -149,29 +140,17 @@ impl Protocol for LockProtocol {
 
     fn reply(&self, _part: &Part, answer: Answer, deferred: &mut Deferred) -> Result<Reply, Error> {
         let answer = outcome_of(answer)?;
-        let mut report = |operation| {
-            let (spec, id, result) = (self.spec.clone(), self.id, LockResult::of(Ok(&answer)));
-            deferred.add(move || spec.report(operation, id, result));
-        };
         let outcome = match &answer {
             LockOutcome::Acquire(acquired) => self.acquired(acquired),
-            LockOutcome::Extend(verdict) => {
-                report(LockOperation::Extend);
-                match verdict {
-                    Verdict::Done(expires_at) => {
-                        self.extended(*expires_at);
-                        let fence = Fence::new(self.fence.load(Ordering::Acquire));
-                        let valid_for = Some(Span::from_millis(self.spec.ttl));
-                        Outcome::Held(Held { slot_number: None, fence, valid_for })
-                    }
-                    _ => Outcome::Gone,
-                }
+            LockOutcome::Extend(Verdict::Done(expires_at)) => {
+                self.extended(*expires_at);
+                let fence = Fence::new(self.fence.load(Ordering::Acquire));
+                let valid_for = Some(Span::from_millis(self.spec.ttl));
+                Outcome::Held(Held { slot_number: None, fence, valid_for })
             }
+            LockOutcome::Extend(_) => Outcome::Gone,
             LockOutcome::Release(verdict) => {
                 let held = matches!(verdict, Verdict::Done(_));
-                if self.reports_release.swap(false, Ordering::AcqRel) {
-                    report(LockOperation::Release);
-                }
                 if held && self.spec.locks.engine.core().is_in_process() {
                     let spec = self.spec.clone();
                     let wake = move || spec.locks.engine.core().lock_waiters.wake_one(&spec.key);
@@ -186,22 +165,16 @@ impl Protocol for LockProtocol {
 }
 
 impl LockLease {
-    /// Makes one attempt and reports it. Returns a guard, or how long the other holder's lease lasts.
+    /// Makes one attempt. Returns a guard, or how long the other holder's lease lasts.
     pub(super) async fn attempt(
         self: &Arc<Self>,
         notify: NotifyWhen,
         until: Moment,
     ) -> Result<Result<LockGuard, Span>, Error> {
         *self.protocol.notify.lock().unwrap_or_else(PoisonError::into_inner) = notify;
-        let acquired = LeaseGuard::acquire(self.clone(), self.clone(), until).await;
-        let result = match &acquired {
-            Ok(Some(_)) => LockResult::Ok,
-            Ok(None) => LockResult::Fail(LockReason::Locked),
-            Err(error) => LockResult::Error(error.clone()),
-        };
-        self.protocol.spec.report(LockOperation::Acquire, self.protocol.id, result);
+        let acquired = LeaseGuard::acquire(self.clone(), self.clone(), until).await?;
         let remaining = Span::from_millis(self.protocol.remaining.load(Ordering::Acquire));
-        Ok(acquired?.map(|(guard, grant)| LockGuard::new(guard, grant.fence)).ok_or(remaining))
+        Ok(acquired.map(|(guard, grant)| LockGuard::new(guard, grant.fence)).ok_or(remaining))
     }
 
     /// Renews the lock from now on.

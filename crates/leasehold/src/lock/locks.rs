@@ -4,19 +4,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::info::{HeldLock, LockInfo, RawLockInfo, raw};
-use super::observer::{LockEvent, LockOperation, LockResult};
 use super::{LockBuilder, LockGuard};
 use crate::backend::{Answer, Part, Profile, TimeAuthority};
-use crate::callbacks::{event, guarded};
 use crate::clock::{Moment, wall_time};
 use crate::engine::Engine;
-use crate::id::hash;
+use crate::engine::watch::lock_called;
 use crate::machine::Subject;
 use crate::machine::lock::{
     Acquired, LockCommand, LockOutcome, LockRef, NotifyWhen, Record, Verdict,
 };
 use crate::name::{Name, millis};
-use crate::{Error, LockId, Observer, process};
+use crate::{Error, LockId, LossReason, Observer, Operation, Outcome, process};
 
 /// The locks of a store, by key and by lock id, without guards. This API is for callers that have a loop of their own
 /// and keep the lock id.
@@ -72,19 +70,22 @@ impl Locks {
         Self { engine, observer: None, clean_up: false }
     }
 
-    /// Returns a handle that notifies an observer of every operation on its locks.
+    /// Returns a handle that notifies an observer of every call by key and by lock id.
+    ///
+    /// The locks that are built from the handle have the same observer, unless
+    /// [`LockBuilder::observer`] sets another.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), leasehold::Error> {
-    /// use leasehold::{Client, LockEvent, LockReason, LockResult, Observer};
+    /// use leasehold::{Client, Observer, Outcome};
     /// use std::sync::atomic::{AtomicU32, Ordering};
     /// use std::sync::Arc;
     ///
     /// let contended = Arc::new(AtomicU32::new(0));
     /// let counter = contended.clone();
-    /// let locks = Client::memory().locks().observed(Observer::new(move |event: &LockEvent| {
-    ///     if event.result == LockResult::Fail(LockReason::Locked) {
+    /// let locks = Client::memory().locks().observer(Observer::new(move |event| {
+    ///     if matches!(event.outcome, Outcome::Full) {
     ///         counter.fetch_add(1, Ordering::Relaxed);
     ///     }
     /// }));
@@ -96,7 +97,7 @@ impl Locks {
     /// # }
     /// ```
     #[must_use]
-    pub fn observed(self, observer: Observer) -> Self {
+    pub fn observer(self, observer: Observer) -> Self {
         Self { observer: Some(observer), ..self }
     }
 
@@ -160,8 +161,12 @@ impl Locks {
         // The caller may ask repeatedly while the lock is held, so no fence is expected.
         let expected = None;
         let command = LockCommand::Acquire { key: key.clone(), id, ttl, notify, holder, expected };
+        let begun = self.engine.core().now();
+        let outcome = self.call(command).await.map(|(outcome, _)| outcome);
+        let waited = self.engine.core().now().saturating_since(begun);
         let about = (Some(&key), Some(id));
-        match self.call(LockOperation::Acquire, about, command).await?.0 {
+        self.report(Operation::Acquire, outcome.as_ref(), about, Some(waited));
+        match outcome? {
             LockOutcome::Acquire(Acquired::Held { fence, expires_at, .. }) => {
                 Ok(Some(HeldLock { id, fence, expires_at: wall_time(expires_at) }))
             }
@@ -203,7 +208,7 @@ impl Locks {
                 releasing.await
             }
         };
-        self.report(LockOperation::Release, LockResult::of(outcome.as_ref()), (None, Some(id)));
+        self.report(Operation::Release, outcome.as_ref(), (None, Some(id)), None);
         Ok(matches!(outcome?, LockOutcome::Release(Verdict::Done(_))))
     }
 
@@ -224,7 +229,7 @@ impl Locks {
         let command = |key| LockCommand::Extend { id, key, ttl, only_longer: false };
         let missing = LockOutcome::Extend(Verdict::NotFound);
         let outcome = self.call_by_id(id, command, missing).await;
-        self.report(LockOperation::Extend, LockResult::of(outcome.as_ref()), (None, Some(id)));
+        self.report(Operation::Renew, outcome.as_ref(), (None, Some(id)), None);
         Ok(matches!(outcome?, LockOutcome::Extend(Verdict::Done(_))))
     }
 
@@ -243,8 +248,9 @@ impl Locks {
     pub async fn is_locked(&self, key: &str) -> Result<bool, Error> {
         let key = key_of(key, &self.engine)?;
         let command = LockCommand::IsLocked { key: key.clone(), clean_up: self.clean_up };
-        let about = (Some(&key), None);
-        match self.call(LockOperation::IsLocked, about, command).await?.0 {
+        let outcome = self.call(command).await.map(|(outcome, _)| outcome);
+        self.report(Operation::Lookup, outcome.as_ref(), (Some(&key), None), None);
+        match outcome? {
             LockOutcome::IsLocked(locked) => Ok(locked),
             other => Err(unexpected(&other)),
         }
@@ -285,8 +291,9 @@ impl Locks {
     pub async fn lookup_raw(&self, key: &str) -> Result<Option<RawLockInfo>, Error> {
         let key = key_of(key, &self.engine)?;
         let command = LockCommand::Lookup(LockRef::Key(key.clone()));
-        let (outcome, _) = self.call(LockOperation::Lookup, (Some(&key), None), command).await?;
-        Ok(found(outcome)?.as_ref().map(raw))
+        let outcome = self.call(command).await.map(|(outcome, _)| outcome);
+        self.report(Operation::Lookup, outcome.as_ref(), (Some(&key), None), None);
+        Ok(found(outcome?)?.as_ref().map(raw))
     }
 
     /// Returns the same as [`lookup_id`](Self::lookup_id), with the key and the lock id.
@@ -303,7 +310,7 @@ impl Locks {
         let outcome = self.call_by_id(*id, by, LockOutcome::Lookup(None)).await;
         let record = outcome.and_then(found).map(|found| found.filter(|record| record.id == *id));
         let outcome = record.map(LockOutcome::Lookup);
-        self.report(LockOperation::Lookup, LockResult::of(outcome.as_ref()), (None, Some(*id)));
+        self.report(Operation::Lookup, outcome.as_ref(), (None, Some(*id)), None);
         Ok(found(outcome?)?.as_ref().map(raw))
     }
 
@@ -333,18 +340,10 @@ impl Locks {
         Ok(self.lookup_id_raw(id).await?.is_some())
     }
 
-    /// Sends one command and notifies the observer. Also returns the moment when the answered request was sent.
-    pub(super) async fn call(
-        &self,
-        operation: LockOperation,
-        about: (Option<&Name>, Option<LockId>),
-        command: LockCommand,
-    ) -> Result<(LockOutcome, Moment), Error> {
-        let answered = self.engine.core().call(Part::Lock(command)).await;
-        let sent = answered.as_ref().map_or(Moment::NEVER, |(_, sent)| *sent);
-        let outcome = answered.and_then(|(answer, _)| outcome_of(answer));
-        self.report(operation, LockResult::of(outcome.as_ref()), about);
-        Ok((outcome?, sent))
+    /// Sends one command. Also returns the moment when the answered request was sent.
+    pub(super) async fn call(&self, command: LockCommand) -> Result<(LockOutcome, Moment), Error> {
+        let (answer, sent) = self.engine.core().call(Part::Lock(command)).await?;
+        Ok((outcome_of(answer)?, sent))
     }
 
     /// Sends one command about a lock of which the caller knows only the id. Some stores have to look up the key first;
@@ -367,33 +366,33 @@ impl Locks {
         outcome_of(answer)
     }
 
-    /// Notifies the observer, if there is one, and emits a `tracing` event. If nobody listens, this costs two comparisons.
-    pub(super) fn report(
+    /// Reports one call.
+    fn report(
         &self,
-        operation: LockOperation,
-        result: LockResult,
-        (key, lock_id): (Option<&Name>, Option<LockId>),
+        operation: Operation,
+        outcome: Result<&LockOutcome, &Error>,
+        about: (Option<&Name>, Option<LockId>),
+        waited: Option<Duration>,
     ) {
-        let observer = self.observer.as_ref();
-        if observer.is_none() && !tracing::enabled!(tracing::Level::DEBUG) {
-            return;
+        lock_called(self.observer.as_ref(), operation, || observed(outcome), about, waited);
+    }
+}
+
+/// Returns what an observer learns of an answer.
+pub(super) fn observed(outcome: Result<&LockOutcome, &Error>) -> Outcome {
+    match outcome {
+        Ok(LockOutcome::Acquire(Acquired::Locked { .. })) => Outcome::Full,
+        Ok(LockOutcome::Release(Verdict::Expired) | LockOutcome::Extend(Verdict::Expired)) => {
+            Outcome::Lost(LossReason::LeaseEnded)
         }
-        let key = key.map(Name::as_str);
-        let raw = observer.is_some_and(|observer| observer.raw);
-        let event = LockEvent {
-            operation,
-            result,
-            key_hash: key.map(hash),
-            lock_id_hash: lock_id.map(|id| hash(id.as_str())),
-            key: key.filter(|_| raw).map(str::to_owned),
-            lock_id: lock_id.filter(|_| raw),
-        };
-        let (key_hash, lock_id_hash) = (event.key_hash.as_deref(), event.lock_id_hash.as_deref());
-        let result = event.result.word();
-        event!(debug, ?operation, result, key_hash, lock_id_hash, "lock");
-        if let Some(observer) = observer {
-            guarded(|| observer.notify(&event));
-        }
+        Ok(
+            LockOutcome::Release(Verdict::NotOwner | Verdict::NotFound)
+            | LockOutcome::Extend(Verdict::NotOwner | Verdict::NotFound)
+            | LockOutcome::IsLocked(false)
+            | LockOutcome::Lookup(None),
+        ) => Outcome::NotHeld,
+        Ok(_) => Outcome::Done,
+        Err(error) => Outcome::Failed(error.clone()),
     }
 }
 

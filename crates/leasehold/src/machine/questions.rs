@@ -45,6 +45,7 @@ impl<T: Clone + Default> Machine<InMemory<T>> {
     }
 
     /// Returns the number of units that are held.
+    #[cfg(test)]
     pub(crate) fn units(&self) -> u32 {
         self.rows.row.units
     }

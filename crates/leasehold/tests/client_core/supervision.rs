@@ -270,7 +270,7 @@ async fn without_threads(arguments: &[&str]) {
     let handle = client.clone();
     say_outcome("lease", async move { handle.pool(NAME, 1).build()?.lease("a").await }).await;
     let handle = client.clone();
-    say_outcome("statistics", async move { handle.stats().fetch().await }).await;
+    say_outcome("statistics", async move { handle.stats().await }).await;
     say_outcome("close", async move { client.close().await }).await;
     child::say("end");
 }

@@ -138,8 +138,8 @@ async fn a_store_of_the_first_version_is_opened() {
         let client = open(&store).await;
         let info = deadline(client.locks().lookup("invoice:42")).await.unwrap().unwrap();
         assert_eq!((info.fence.get(), info.host, info.pid, info.label), (7, None, None, None));
-        let stats = deadline(client.stats().names(["x"]).unused().fetch()).await.unwrap();
-        assert_eq!(stats[0].capacity(), 3);
+        let stats = deadline(client.stats().names(["x"]).unused()).await.unwrap();
+        assert_eq!(stats[0].capacity, 3);
     }
     let client = open(&store).await;
     assert!(deadline(client.locks().release(&id.parse().unwrap())).await.unwrap());

@@ -179,8 +179,8 @@ async fn a_rate_of_the_fifth_version_still_limits() {
     look(&store).execute_batch(fifth_version).unwrap();
     let client = open(&store).await;
     let rated = client.semaphore("rated", 9).build().unwrap();
-    let rate = deadline(rated.stats()).await.unwrap().rate().unwrap();
-    assert_eq!((rate.interval(), rate.burst()), (HOUR, 2));
+    let rate = deadline(rated.stats()).await.unwrap().rate.unwrap();
+    assert_eq!((rate.interval(), rate.burst), (HOUR, 2));
     drop((acquire(&rated).await, acquire(&rated).await));
     assert!(deadline(rated.try_acquire()).await.unwrap().is_none());
     // Where the rate was removed, only a new declaration counts, which the first acquire of a client makes.

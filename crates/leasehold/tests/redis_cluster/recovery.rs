@@ -204,7 +204,7 @@ async fn waits_far_behind(
         let waiter = first.acquire();
         waiting.push(tokio::spawn(async move { drop(waiter.await) }));
     }
-    eventually(async || first.stats().await.unwrap().waiting() == AHEAD as usize).await;
+    eventually(async || first.stats().await.unwrap().waiting == AHEAD as usize).await;
     let waiter = semaphore(client, name, 1).acquire();
     let id = waiter.id();
     waiting.push(tokio::spawn(async move { drop(waiter.await) }));
@@ -293,7 +293,7 @@ async fn a_waiter_whose_slot_is_on_its_way_is_not_served() {
     let held = acquire(&semaphore).await;
     let waiter = semaphore.acquire().within(Duration::from_secs(4));
     let waiter = tokio::spawn(waiter.into_future());
-    eventually(async || semaphore.stats().await.unwrap().waiting() == 1).await;
+    eventually(async || semaphore.stats().await.unwrap().waiting == 1).await;
     let moving = cluster.blocking(move |cluster| cluster.begin_move(slot, 0, 1)).await;
     let some = moving.clone();
     assert_eq!(blocking(move || some.move_keys(1)).await, 1);

@@ -31,12 +31,12 @@ async fn both_wait_in_one_queue_below_a_namespace_with_a_tag() {
         let acquired = theirs.acquire("both", 1, HEARTBEAT, None, None).await;
         (theirs, acquired.expect("our release hands the permit over to it"))
     });
-    eventually(async || ours.stats().await.unwrap().waiting() == 1).await;
+    eventually(async || ours.stats().await.unwrap().waiting == 1).await;
     held.release().await.unwrap();
     let (theirs, acquired) = deadline(waiting).await.unwrap();
 
     let waiter = tokio::spawn(ours.acquire());
-    eventually(async || ours.stats().await.unwrap().waiting() == 1).await;
+    eventually(async || ours.stats().await.unwrap().waiting == 1).await;
     assert_eq!(theirs.release("both", &acquired.id).await.unwrap(), 1);
     deadline(waiter).await.unwrap().unwrap().release().await.unwrap();
 }

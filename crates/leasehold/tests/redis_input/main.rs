@@ -299,11 +299,11 @@ async fn names_are_opaque_to_the_scripts() {
     }
     for (permit, name) in held.into_iter().zip(&names) {
         let stats = deadline(one(&other, name).stats()).await.unwrap();
-        assert_eq!((stats.name(), stats.held()), (name.as_str(), 1));
+        assert_eq!((&*stats.name, stats.held), (name.as_str(), 1));
         release(permit).await;
         hand_over(&client, &other, name).await;
     }
-    let known = deadline(client.stats().unused().limit(1000).fetch()).await.unwrap();
+    let known = deadline(client.stats().unused().limit(1000)).await.unwrap();
     assert_eq!(known.len(), names.len(), "one entry per name");
 }
 

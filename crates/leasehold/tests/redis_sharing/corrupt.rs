@@ -19,7 +19,7 @@ fn foreign<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
 
 /// Returns the number of names in the statistics.
 async fn listed(client: &Client) -> usize {
-    deadline(client.stats().fetch()).await.unwrap().len()
+    deadline(client.stats()).await.unwrap().len()
 }
 
 #[tokio::test]
@@ -56,8 +56,8 @@ async fn text_that_is_not_utf_8_is_left_out_or_shown_as_well_as_can_be() {
     ] {
         call.exec(&mut redis).unwrap();
     }
-    let stats = deadline(both.ours.stats().waiters().fetch()).await.unwrap();
-    assert_eq!((stats.len(), stats[0].held(), stats[0].waiting()), (1, 2, 1));
+    let stats = deadline(both.ours.stats().waiters()).await.unwrap();
+    assert_eq!((stats.len(), stats[0].held, stats[0].waiting), (1, 2, 1));
     assert!(deadline(both.ours.locks().list_raw(10)).await.unwrap().is_empty());
 }
 
@@ -82,7 +82,7 @@ async fn a_fence_that_cannot_be_counted_is_named() {
 #[tokio::test]
 async fn the_statistics_name_the_key_that_they_cannot_read() {
     let both = Both::start().await;
-    let stats = async || foreign(deadline(both.ours.stats().names([NAME]).fetch()).await);
+    let stats = async || foreign(deadline(both.ours.stats().names([NAME])).await);
     both.ask::<()>(&["SET", &key("max"), "many"]);
     let error = stats().await;
     assert!(error.contains(&key("max")) && error.contains("many"), "{error}");
@@ -182,7 +182,7 @@ async fn whatever_is_written_into_its_keys_a_name_recovers_and_no_other_is_hit()
         // A key of another type makes this fail.
         let _ = damage.query::<redis::Value>(&mut redis);
         if random.bool() {
-            let _ = deadline(both.ours.stats().waiters().fetch()).await;
+            let _ = deadline(both.ours.stats().waiters()).await;
         }
         tokio::task::yield_now().await;
     }

@@ -97,17 +97,17 @@ async fn our_statistics_see_theirs() {
     let _waiting = both.they_queue().await;
     let waiter = both.we_queue(&semaphore).await;
 
-    let all = both.ours.stats().fetch().await.unwrap();
+    let all = both.ours.stats().await.unwrap();
     let [one] = &all[..] else { panic!("{all:?}") };
-    assert_eq!((one.name(), one.capacity(), one.held(), one.waiting()), (NAME, 2, 2, 2));
-    assert!(one.oldest_wait().is_some());
-    let of = |id: &str| one.holders().iter().find(|member| member.id() == id).unwrap();
+    assert_eq!((&*one.name, one.capacity, one.held, one.waiting), (NAME, 2, 2, 2));
+    assert!(one.oldest_wait.is_some());
+    let of = |id: &str| one.holders.iter().find(|member| member.id == id).unwrap();
     let (ours, theirs) = (of(&permit.id().to_string()), of(&held));
-    assert_eq!((ours.label(), ours.pid()), (Some("nightly"), Some(std::process::id())));
-    assert!(ours.host().is_some() && ours.age().is_some());
-    assert!(theirs.id().len() == 32 && theirs.id().bytes().all(|b| b.is_ascii_hexdigit()));
-    assert_eq!((theirs.label(), theirs.host(), theirs.pid()), (None, None, None));
-    let ends_in = theirs.ends_in().unwrap();
+    assert_eq!((ours.label.as_deref(), ours.pid), (Some("nightly"), Some(std::process::id())));
+    assert!(ours.host.is_some() && ours.age.is_some());
+    assert!(theirs.id.len() == 32 && theirs.id.bytes().all(|b| b.is_ascii_hexdigit()));
+    assert_eq!((theirs.label.as_deref(), theirs.host.as_deref(), theirs.pid), (None, None, None));
+    let ends_in = theirs.ends_in.unwrap();
     assert!(ends_in > Duration::from_secs(40) && ends_in <= Duration::from_secs(60), "{ends_in:?}");
     drop(waiter);
 }
@@ -127,10 +127,13 @@ async fn a_client_that_cannot_be_described_is_unknown() {
         let set = redis::cmd("HSET").arg(&client).arg("host").arg(host).arg("pid").arg(pid).clone();
         let _: u32 = set.query(&mut connection).unwrap();
         let stats = semaphore.stats().await.unwrap();
-        let holder = &stats.holders()[0];
+        let holder = &stats.holders[0];
         let expected = String::from_utf8_lossy(host);
-        assert_eq!((holder.host(), holder.pid()), (Some(&*expected), None));
-        assert_eq!((holder.id(), holder.label()), (&*permit.id().to_string(), Some("nightly")));
+        assert_eq!((holder.host.as_deref(), holder.pid), (Some(&*expected), None));
+        assert_eq!(
+            (&*holder.id, holder.label.as_deref()),
+            (&*permit.id().to_string(), Some("nightly"))
+        );
     }
 }
 
@@ -138,10 +141,10 @@ async fn a_client_that_cannot_be_described_is_unknown() {
 async fn a_semaphore_of_theirs_alone_is_in_our_statistics() {
     let both = Both::start().await;
     let held = both.they_hold(7).await;
-    let all = both.ours.stats().fetch().await.unwrap();
+    let all = both.ours.stats().await.unwrap();
     let [one] = &all[..] else { panic!("{all:?}") };
-    assert_eq!((one.name(), one.capacity(), one.held(), one.waiting()), (NAME, 7, 1, 0));
-    assert_eq!(one.holders()[0].id(), held);
+    assert_eq!((&*one.name, one.capacity, one.held, one.waiting), (NAME, 7, 1, 0));
+    assert_eq!(one.holders[0].id, held);
 }
 
 /// They declare a capacity only when they confirm; until then it is unknown.
@@ -149,22 +152,22 @@ async fn a_semaphore_of_theirs_alone_is_in_our_statistics() {
 async fn a_semaphore_whose_capacity_they_have_not_declared_is_in_our_statistics() {
     let both = Both::start().await;
     let id = both.they_queue().await;
-    let all = both.ours.stats().fetch().await.unwrap();
+    let all = both.ours.stats().await.unwrap();
     let [one] = &all[..] else { panic!("{all:?}") };
-    assert_eq!((one.name(), one.capacity(), one.held(), one.waiting()), (NAME, 0, 0, 1));
+    assert_eq!((&*one.name, one.capacity, one.held, one.waiting), (NAME, 0, 0, 1));
 
     both.they_wake(3).await;
-    let all = both.ours.stats().fetch().await.unwrap();
+    let all = both.ours.stats().await.unwrap();
     let [one] = &all[..] else { panic!("{all:?}") };
-    assert_eq!((one.name(), one.capacity(), one.held(), one.waiting()), (NAME, 0, 1, 0));
-    assert_eq!(one.holders()[0].id(), id);
+    assert_eq!((&*one.name, one.capacity, one.held, one.waiting), (NAME, 0, 1, 0));
+    assert_eq!(one.holders[0].id, id);
 
     // It is listed once, although several of their keys contain its name.
     let _waiting = both.they_queue().await;
     both.they_confirm(&id, 3).await;
-    let all = both.ours.stats().fetch().await.unwrap();
+    let all = both.ours.stats().await.unwrap();
     let [one] = &all[..] else { panic!("{all:?}") };
-    assert_eq!((one.name(), one.capacity(), one.held(), one.waiting()), (NAME, 3, 1, 1));
+    assert_eq!((&*one.name, one.capacity, one.held, one.waiting), (NAME, 3, 1, 1));
 }
 
 /// The newest declaration wins, whichever program makes it; they declare when they confirm.
@@ -181,7 +184,7 @@ async fn the_capacity_that_they_declare_is_the_capacity_by_which_we_grant() {
     both.they_confirm(&theirs, 3).await;
     let second = waiter.permit().await;
     assert_eq!(both.theirs.card(NAME).await.unwrap(), 3);
-    assert_eq!(semaphore.stats().await.unwrap().capacity(), 3);
+    assert_eq!(semaphore.stats().await.unwrap().capacity, 3);
     permit.release().await.unwrap();
     second.release().await.unwrap();
     both.theirs.release(NAME, &theirs).await.unwrap();

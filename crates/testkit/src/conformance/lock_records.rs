@@ -3,13 +3,15 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use leasehold::compat::sync_guard;
 use leasehold::{
-    Client, Error, Jitter, LockEvent, LockId, LockInfo, LockOperation, LockReason, LockResult,
-    Locks, Observer, Retry, TimeAuthority,
+    Client, Error, Event, Jitter, LockId, LockInfo, Locks, Observer, Operation, Outcome, Primitive,
+    Retry, TimeAuthority,
 };
 
 use super::locks::{MINUTES, acquire, is_free, is_locked, lock, lock_of, release};
 use super::{SHORT, Store, unique};
+use crate::by_hand::poll_once;
 use crate::wait::{deadline, eventually};
 
 pub async fn an_acquire_with_the_same_id_returns_the_same_lock(store: &impl Store) {
@@ -161,24 +163,23 @@ pub async fn a_store_reports_its_capabilities(store: &impl Store) {
     assert_eq!(capabilities.time_authority, expected);
 }
 
-type Events = Arc<Mutex<Vec<LockEvent>>>;
+type Events = Arc<Mutex<Vec<Event>>>;
 
 fn observed(client: &Client, raw: bool) -> (Locks, Events) {
     let events = Events::default();
     let list = events.clone();
-    let observer = Observer::new(move |event: &LockEvent| list.lock().unwrap().push(event.clone()));
+    let observer = Observer::new(move |event| list.lock().unwrap().push(event.clone()));
     let observer = if raw { observer.include_raw() } else { observer };
-    (client.locks().observed(observer), events)
+    (client.locks().observer(observer), events)
 }
 
-pub async fn an_observer_receives_every_operation(store: &impl Store) {
-    use LockOperation::{Acquire, Extend, IsLocked, Lookup, Release};
-    use LockReason::{Locked, NotFound};
-    use LockResult::{Fail, Ok};
+pub async fn an_observer_receives_every_call_by_key_and_by_id(store: &impl Store) {
+    use Operation::{Acquire, Lookup, Release, Renew};
     let (client, key) = (store.client().await, unique("observed"));
     let (locks, events) = observed(&client, false);
     let held = deadline(locks.acquire(&key, MINUTES)).await.unwrap().unwrap();
-    deadline(locks.acquire(&key, MINUTES)).await.unwrap();
+    let other = LockId::random();
+    deadline(locks.acquire_as(&other, &key, MINUTES)).await.unwrap();
     deadline(locks.extend(&held.id, MINUTES)).await.unwrap();
     deadline(locks.is_locked(&key)).await.unwrap();
     deadline(locks.lookup(&key)).await.unwrap();
@@ -186,75 +187,60 @@ pub async fn an_observer_receives_every_operation(store: &impl Store) {
     deadline(locks.release(&held.id)).await.unwrap();
     deadline(locks.release(&held.id)).await.unwrap();
     deadline(locks.extend(&held.id, MINUTES)).await.unwrap();
+    deadline(locks.is_locked(&key)).await.unwrap();
     deadline(locks.lookup(&key)).await.unwrap();
     let expected = [
-        (Acquire, Ok, true, true),
-        (Acquire, Fail(Locked), true, true),
-        (Extend, Ok, false, true),
-        (IsLocked, Ok, true, false),
-        (Lookup, Ok, true, false),
-        (Lookup, Ok, false, true),
-        (Release, Ok, false, true),
-        (Release, Fail(NotFound), false, true),
-        (Extend, Fail(NotFound), false, true),
-        (Lookup, Fail(NotFound), true, false),
+        (Acquire, None, true, true),
+        (Acquire, Some("locked"), true, true),
+        (Renew, None, false, true),
+        (Lookup, None, true, false),
+        (Lookup, None, true, false),
+        (Lookup, None, false, true),
+        (Release, None, false, true),
+        (Release, Some("not-found"), false, true),
+        (Renew, Some("not-found"), false, true),
+        (Lookup, Some("not-found"), true, false),
+        (Lookup, Some("not-found"), true, false),
     ];
     let reported = std::mem::take(&mut *events.lock().unwrap());
     let seen = reported.iter().map(|event| {
-        let (key, id) = (event.key_hash.is_some(), event.lock_id_hash.is_some());
-        (event.operation, event.result.clone(), key, id)
+        let (name, id) = (event.name.is_some(), event.id.is_some());
+        (event.operation, sync_guard::reason(event), name, id)
     });
     assert_eq!(seen.collect::<Vec<_>>(), expected);
-    let hashes = reported.iter().flat_map(|event| [&event.key_hash, &event.lock_id_hash]).flatten();
-    assert!(hashes.clone().all(|hash| is_a_hash(hash)));
-    assert!(
-        reported.iter().all(|event| event.key.is_none() && event.lock_id.is_none()),
-        "{reported:?}"
-    );
-
-    // Guards report all that they do as well, with the hashes of both key and id.
-    let lock = locks.lock(&key).ttl(SHORT).auto_extend().build().unwrap();
-    let guard = acquire(&lock).await;
-    deadline(guard.extend(SHORT)).await.unwrap();
-    let extensions = || {
-        let events = events.lock().unwrap();
-        events
-            .iter()
-            .filter(|event| (event.operation, event.result.clone()) == (Extend, Ok))
-            .count()
-    };
-    eventually(async || extensions() >= 3).await;
-    assert!(release(guard).await);
-    drop(acquire(&lock).await);
-    let releases = || {
-        let events = events.lock().unwrap();
-        events
-            .iter()
-            .filter(|event| (event.operation, event.result.clone()) == (Release, Ok))
-            .count()
-    };
-    eventually(async || releases() == 2).await;
-    let reported = events.lock().unwrap();
-    assert!(reported.iter().all(|event| event.key_hash.is_some() && event.lock_id_hash.is_some()));
+    let texts = reported.iter().flat_map(|event| [&event.name, &event.id]).flatten();
+    assert!(texts.clone().all(|text| is_a_hash(text)), "{reported:?}");
+    assert!(reported.iter().all(|event| event.primitive == Primitive::Lock));
+    let waited = |event: &Event| event.waited.is_some();
+    assert!(reported.iter().all(|event| waited(event) == (event.operation == Acquire)));
 }
 
 pub async fn an_observer_receives_secrets_only_on_request(store: &impl Store) {
     let (client, key) = (store.client().await, unique("raw"));
-    let (locks, events) = observed(&client, true);
-    let held = deadline(locks.acquire(&key, MINUTES)).await.unwrap().unwrap();
-    deadline(locks.release(&held.id)).await.unwrap();
-    let reported = events.lock().unwrap();
-    assert_eq!(
-        (reported[0].key.as_deref(), reported[0].lock_id),
-        (Some(key.as_str()), Some(held.id))
-    );
-    assert_eq!((reported[1].key.as_deref(), reported[1].lock_id), (None, Some(held.id)));
+    for raw in [false, true] {
+        let (locks, events) = observed(&client, raw);
+        let held = deadline(locks.acquire(&key, MINUTES)).await.unwrap().unwrap();
+        let id = held.id.to_string();
+        let retry = Retry::default().within(Duration::from_millis(1));
+        let waiting = locks.lock(&key).retry(retry).build().unwrap();
+        deadline(waiting.acquire()).await.unwrap_err();
+        deadline(locks.release(&held.id)).await.unwrap();
+        let reported = events.lock().unwrap();
+        let names: Vec<_> = reported.iter().map(|event| event.name.as_deref()).collect();
+        let shown = format!("{reported:?}");
+        assert_eq!((shown.contains(&key), shown.contains(&id)), (raw, raw), "{shown}");
+        if raw {
+            assert_eq!(names, [Some(&*key), Some(&*key), None]);
+            assert_eq!(reported[2].id.as_deref(), Some(&*id));
+        }
+        assert!(matches!(reported[1].outcome, Outcome::Failed(Error::TimedOut { .. })), "{shown}");
+    }
 }
 
 pub async fn a_panic_of_an_observer_has_no_effect(store: &impl Store) {
     let (client, key) = (store.client().await, unique("panics"));
     let observer = Observer::new(|_| std::panic::resume_unwind(Box::new("on purpose")));
-    let locks = client.locks().observed(observer);
+    let locks = client.locks().observer(observer);
     let lock = locks.lock(&key).ttl(SHORT).auto_extend().build().unwrap();
     let guard = acquire(&lock).await;
     super::locks::outlast(&client, SHORT * 2).await;
@@ -359,11 +345,11 @@ pub async fn retries_that_cannot_be_are_refused(store: &impl Store) {
     // The longest delays that can be expressed: a waiter is still notified of a release.
     let endless = retry.delay(Duration::MAX).max_delay(Duration::MAX).within(Duration::MAX);
     let endless = endless.multiplier(f64::MAX).times(u32::MAX).jitter(Jitter::None);
-    let (locks, events) = observed(&client, false);
-    let waiting = locks.lock(&key).retry(endless).build().unwrap();
+    let lock_with = client.lock(&key).retry(endless).build().unwrap();
     let held = acquire(&lock(&client, &key)).await;
-    let waiting = tokio::spawn(async move { waiting.acquire().await });
-    eventually(async || !events.lock().unwrap().is_empty()).await;
+    let mut waiting = Box::pin(async move { lock_with.acquire().await });
+    assert!(poll_once(waiting.as_mut()).await.is_none());
+    let waiting = tokio::spawn(waiting);
     assert!(release(held).await);
     assert!(release(deadline(waiting).await.unwrap().unwrap()).await);
 }

@@ -6,15 +6,11 @@ use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::{Duration, Instant, SystemTime};
 
-use leasehold::{
-    Client, Error, Jitter, Lock, LockBuilder, LockEvent, LockGuard, LockOperation, LockReason,
-    LockResult, LossReason, Observer, Retry,
-};
-use tokio::sync::mpsc::unbounded_channel;
+use leasehold::{Client, Error, Jitter, Lock, LockBuilder, LockGuard, LossReason, Retry};
 use tokio::task::JoinHandle;
 
 use super::{SHORT, Store, unique};
-use crate::by_hand::step_aside;
+use crate::by_hand::{poll_once, step_aside};
 use crate::wait::{deadline, eventually};
 
 /// Longer than any test may take. Whatever happens sooner did not wait for this time.
@@ -73,7 +69,7 @@ pub(super) fn lock_of(client: &Client, key: &str, ttl: Duration) -> Lock {
     declare(client, key).ttl(ttl).build().unwrap()
 }
 
-/// An acquire that found the lock held, and waits in its own task. It records when it was granted.
+/// An acquire that found the lock held, and waits in its own task, with the time when it was granted.
 pub(super) struct Waiter {
     pub(super) task: JoinHandle<(Instant, Result<LockGuard, Error>)>,
 }
@@ -81,20 +77,15 @@ pub(super) struct Waiter {
 impl Waiter {
     /// Starts an acquire, and returns when the store has answered that the lock is held.
     pub(super) async fn join(client: &Client, key: &str) -> Self {
-        let (sender, mut received) = unbounded_channel();
-        let observer = Observer::new(move |event: &LockEvent| {
-            if event.operation == LockOperation::Acquire {
-                let _ = sender.send(event.result.clone());
-            }
-        });
-        let builder = client.locks().observed(observer).lock(key).retry(only_when_told());
-        let lock = builder.build().unwrap();
+        let lock = lock(client, key);
+        let mut acquire = Box::pin(async move { lock.acquire().await });
+        assert!(poll_once(acquire.as_mut()).await.is_none(), "it does not wait");
+        // A client gets its answers in the order of its calls.
+        deadline(client.locks().is_locked(key)).await.unwrap();
         let task = tokio::spawn(async move {
-            let result = lock.acquire().await;
+            let result = acquire.await;
             (Instant::now(), result)
         });
-        let first = deadline(received.recv()).await.unwrap();
-        assert_eq!(first, LockResult::Fail(LockReason::Locked));
         Self { task }
     }
 

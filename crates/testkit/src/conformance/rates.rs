@@ -38,16 +38,16 @@ pub async fn a_start_needs_room_and_a_token(store: &impl Store) {
     assert!(try_acquire(&there).await.is_none());
     let waiter = Waiter::join(&there).await;
     let stats = deadline(there.stats()).await.unwrap();
-    assert_eq!(stats.waits_for(), Some(WaitsFor::Rate));
-    let rate = stats.rate().expect("there is a rate");
-    assert_eq!((rate.starts(), rate.period(), rate.burst()), (2, HOUR, 2));
+    assert_eq!(stats.waits_for, Some(WaitsFor::Rate));
+    let rate = stats.rate.expect("there is a rate");
+    assert_eq!((rate.starts, rate.period, rate.burst), (2, HOUR, 2));
     assert_eq!((rate.interval(), rate.to_string()), (HOUR, "2 per hour, burst 2".to_owned()));
-    let next = stats.next_token().expect("there is no token");
+    let next = stats.next_token.expect("there is no token");
     assert!(next + 60 * SECOND > HOUR && next <= HOUR, "{next:?}");
     // The rate applies until it is removed.
     deadline(there.clear_rate()).await.unwrap();
     drop(waiter.permit().await);
-    assert!(deadline(semaphore.stats()).await.unwrap().rate().is_none());
+    assert!(deadline(semaphore.stats()).await.unwrap().rate.is_none());
     drop(acquire(&semaphore).await);
     all_are_free(&semaphore).await;
 }
@@ -172,7 +172,7 @@ pub async fn a_rate_alone_does_not_limit_holders(store: &impl Store) {
     let rate = store.client().await.rate(&name, 3, HOUR).burst(3).build().unwrap();
     let held = [acquire(&rate).await, acquire(&rate).await, acquire(&rate).await];
     assert!(try_acquire(&rate).await.is_none());
-    assert_eq!(deadline(rate.stats()).await.unwrap().capacity(), u32::MAX);
+    assert_eq!(deadline(rate.stats()).await.unwrap().capacity, u32::MAX);
     drop(held);
     // A capacity that another client declares applies.
     let both = store.client().await.semaphore(&name, 1).rate(3_000_000, HOUR).build();

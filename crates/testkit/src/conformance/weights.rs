@@ -1,6 +1,6 @@
 //! Permits that weigh more than one unit, and permits with numbers.
 
-use leasehold::{Error, Member, Permit, Semaphore, WaitsFor};
+use leasehold::{Error, Permit, Semaphore, WaitsFor};
 
 use super::{
     SHORT, Store, Waiter, acquire, all_are_free, declare, held_and_waiting, release, semaphore,
@@ -10,11 +10,11 @@ use crate::wait::{deadline, eventually};
 
 async fn units(semaphore: &Semaphore) -> (u32, u32) {
     let stats = deadline(semaphore.stats()).await.unwrap();
-    (stats.units(), stats.held())
+    (stats.units, stats.held)
 }
 
 async fn waits_for(semaphore: &Semaphore) -> Option<WaitsFor> {
-    deadline(semaphore.stats()).await.unwrap().waits_for()
+    deadline(semaphore.stats()).await.unwrap().waits_for
 }
 
 pub async fn a_permit_takes_as_many_units_as_it_weighs(store: &impl Store) {
@@ -27,7 +27,7 @@ pub async fn a_permit_takes_as_many_units_as_it_weighs(store: &impl Store) {
     assert_eq!(units(&semaphore).await, (5, 2));
     assert!(light.fence() > heavy.fence(), "one fence each");
     let stats = deadline(semaphore.stats()).await.unwrap();
-    assert_eq!(stats.holders().iter().map(Member::weight).collect::<Vec<_>>(), [3, 2]);
+    assert_eq!(stats.holders.iter().map(|one| one.weight).collect::<Vec<_>>(), [3, 2]);
     assert!((stats.percent() - 100.0).abs() < 0.1);
 
     assert!(release(heavy).await);
@@ -92,7 +92,7 @@ pub async fn a_weight_above_the_capacity_is_refused_at_once(store: &impl Store) 
     let narrow = declare(&store.client().await, semaphore.name(), 1);
     let error = deadline(narrow.acquire().weight(2)).await.unwrap_err();
     assert!(error.to_string().contains("the weight is 2"), "{error}");
-    assert_eq!(deadline(semaphore.stats()).await.unwrap().capacity(), 2);
+    assert_eq!(deadline(semaphore.stats()).await.unwrap().capacity, 2);
     let error = deadline(semaphore.acquire().weight(0)).await.unwrap_err();
     assert!(error.to_string().contains("weight: it is 0"), "{error}");
     assert_eq!(held_and_waiting(&semaphore).await, (1, 0));
@@ -144,7 +144,7 @@ pub async fn slot_numbers_are_the_lowest_that_are_free(store: &impl Store) {
     assert_eq!(next.slot_number(), Some(2), "while 1 and 3 are held");
     assert_eq!((first.slot_number(), second.slot_number()), (Some(1), Some(1)));
     let stats = deadline(here.stats()).await.unwrap();
-    let mut slots: Vec<_> = stats.holders().iter().map(Member::slot_number).collect();
+    let mut slots: Vec<_> = stats.holders.iter().map(|one| one.slot_number).collect();
     slots.sort_unstable();
     assert_eq!(slots, [Some(1), Some(2), Some(3)]);
     drop((held, next));

@@ -70,8 +70,8 @@ async fn sweep(client: &Client) -> Result<Vec<String>, leasehold::Error> {
 /// The remaining members, by the library's own lists.
 async fn members(client: &Client) -> Result<Vec<String>, leasehold::Error> {
     let mut left = Vec::new();
-    for one in client.stats().waiters().fetch().await? {
-        left.push(format!("{}: {} hold, {} wait", one.name(), one.held(), one.waiting()));
+    for one in client.stats().waiters().await? {
+        left.push(format!("{}: {} hold, {} wait", one.name, one.held, one.waiting));
     }
     for lock in client.locks().list_raw(100).await? {
         left.push(format!("the lock {}", lock.key));

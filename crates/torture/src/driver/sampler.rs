@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-use leasehold::{Client, Error, SemaphoreStats};
+use leasehold::{Client, Error};
 use redis::{Connection, Pipeline, Value};
 use tokio::runtime::Runtime;
 
@@ -223,14 +223,13 @@ fn label(record: &str) -> Option<String> {
 async fn list_local(client: &Client) -> Result<Vec<Sample>, Error> {
     let requested = clock::now();
     let semaphores = THINGS.iter().filter(|thing| thing.kind == plan::Kind::Semaphore);
-    let stats = client.stats().names(semaphores.map(|thing| thing.name)).waiters().fetch().await?;
+    let stats = client.stats().names(semaphores.map(|thing| thing.name)).waiters().await?;
     let (pools, locks) = (client.pools().list(ALL).await?, client.locks().list_raw(ALL).await?);
     let answered = clock::now();
     let sample = |(thing, spec): (usize, &plan::Thing)| {
-        let named = stats.iter().filter(|one| one.name() == spec.name);
-        let holders =
-            named.clone().flat_map(SemaphoreStats::holders).map(|one| one.id().to_owned());
-        let waiters = named.flat_map(SemaphoreStats::waiters).map(|one| one.id().to_owned());
+        let named = stats.iter().filter(|one| one.name == spec.name);
+        let holders = named.clone().flat_map(|one| &one.holders).map(|one| one.id.clone());
+        let waiters = named.flat_map(|one| &one.waiters).map(|one| one.id.clone());
         let pools = pools.iter().filter(|one| one.name == spec.name);
         let members = pools.flat_map(|one| &one.members).map(|one| one.instance_id.clone());
         let locks = locks.iter().filter(|one| one.key == spec.name);

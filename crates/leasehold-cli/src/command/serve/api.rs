@@ -6,20 +6,17 @@ use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
 use axum::response::Response;
-use leasehold::SemaphoreStats;
 use serde_json::{Value, json};
 
 use super::actions::{ActionRequest, check_caller, perform};
-use super::clients::{client_json, clients as clients_of};
+use super::clients::clients as clients_of;
 use super::console::{Console, ConsoleState, Rendering};
-use super::details::{Details, SHOWN};
+use super::details::Details;
 use super::pages::{caller, missing};
 use super::reply::{self, Refusal};
 use super::request::{self, Fields};
-use crate::command::ls::{lock_json, pool_json, semaphore_json};
-use crate::command::show::member_json;
 use crate::monitor::{Event, Sample, Snapshot};
-use crate::output::{seconds, timestamp};
+use crate::output::{self, seconds, summary, timestamp};
 
 type ConsoleArg = State<Arc<Console>>;
 
@@ -39,8 +36,8 @@ pub(super) async fn overview(State(console): ConsoleArg, request: Parts) -> Resp
             "read_took_seconds": seconds(latest.map(|latest| latest.took)),
             "outage": outage,
             "semaphores": all.len(),
-            "held_units": all.iter().map(|one| u64::from(one.units())).sum::<u64>(),
-            "waiting": all.iter().map(SemaphoreStats::waiting).sum::<usize>(),
+            "held_units": all.iter().map(|one| u64::from(one.units)).sum::<u64>(),
+            "waiting": all.iter().map(|one| one.waiting).sum::<usize>(),
             "locks": latest.map_or(0, |latest| latest.locks.len()),
             "pools": latest.map_or(0, |latest| latest.pools.len()),
             "hidden": latest.map(|latest| latest.hidden.clone()).unwrap_or_default(),
@@ -55,9 +52,11 @@ pub(super) async fn semaphores(State(console): ConsoleArg, request: Parts) -> Re
     if let Some(name) = Fields::of_query(&request.uri).get("name") {
         return one(&console, &request, name).await;
     }
-    of_snapshot(&console, &request, |latest| {
-        json!({ "semaphores": latest.semaphores.iter().map(semaphore_json).collect::<Value>() })
-    })
+    of_snapshot(
+        &console,
+        &request,
+        |latest| json!({ "semaphores": latest.semaphores.iter().map(summary).collect::<Value>() }),
+    )
     .await
 }
 
@@ -75,12 +74,10 @@ async fn one(console: &Console, request: &Parts, name: &str) -> Response {
             return Err(missing("semaphore", name));
         };
         let stats = detail.as_ref().as_ref().map_err(|problem| queue_unreadable(problem))?;
-        let mut value = semaphore_json(stats);
+        let mut value = output::json(stats);
         value["kind"] = "semaphore".into();
         value["why"] = super::why::why(stats).into();
-        value["holders"] = stats.holders().iter().map(member_json).collect();
-        value["waiters"] = stats.waiters().iter().take(SHOWN).map(member_json).collect();
-        value["waiters_left_off"] = stats.waiters().len().saturating_sub(SHOWN).into();
+        value["waiters_left_off"] = stats.waiting.saturating_sub(stats.waiters.len()).into();
         Ok(value)
     })
     .await
@@ -92,26 +89,11 @@ fn queue_unreadable(problem: &str) -> Refusal {
 }
 
 pub(super) async fn locks(State(console): ConsoleArg, request: Parts) -> Response {
-    of_snapshot(&console, &request, |latest| {
-        let one = |lock| {
-            let mut value = lock_json(lock);
-            value["host"] = lock.info.host.clone().into();
-            value["pid"] = lock.info.pid.into();
-            value["label"] = lock.info.label.clone().into();
-            value
-        };
-        json!({ "locks": latest.locks.iter().map(one).collect::<Value>() })
-    })
-    .await
+    of_snapshot(&console, &request, |latest| json!({ "locks": latest.locks })).await
 }
 
 pub(super) async fn pools(State(console): ConsoleArg, request: Parts) -> Response {
-    of_snapshot(
-        &console,
-        &request,
-        |latest| json!({ "pools": latest.pools.iter().map(pool_json).collect::<Value>() }),
-    )
-    .await
+    of_snapshot(&console, &request, |latest| json!({ "pools": latest.pools })).await
 }
 
 pub(super) async fn clients(State(console): ConsoleArg, request: Parts) -> Response {
@@ -120,7 +102,7 @@ pub(super) async fn clients(State(console): ConsoleArg, request: Parts) -> Respo
         let queues = queues.as_ref().as_ref().map_err(|problem| queue_unreadable(problem))?;
         let state = console.state();
         let rows = clients_of(snapshot(&state)?, queues);
-        Ok(json!({ "clients": rows.iter().map(client_json).collect::<Value>() }))
+        Ok(json!({ "clients": rows }))
     })
     .await
 }

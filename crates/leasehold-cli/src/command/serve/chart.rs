@@ -89,7 +89,7 @@ fn lines(
 
 /// Draws how much of the capacity is held.
 pub(super) fn bar(one: &SemaphoreStats) -> Markup {
-    let (units, capacity) = (one.units(), one.capacity());
+    let (units, capacity) = (one.units, one.capacity);
     let width = 100.0 * (f64::from(units) / f64::from(capacity.max(1))).min(1.0);
     let full = units >= capacity;
     html! {
@@ -105,7 +105,7 @@ pub(super) fn bar(one: &SemaphoreStats) -> Markup {
 
 /// A bar with a segment for each holder.
 pub(super) fn segments(one: &SemaphoreStats) -> Markup {
-    let (units, capacity) = (one.units(), one.capacity());
+    let (units, capacity) = (one.units, one.capacity);
     if !(1..=MOST_SEGMENTS).contains(&capacity) || units > MOST_SEGMENTS {
         return html! { div.units { (bar(one)) } };
     }
@@ -113,10 +113,10 @@ pub(super) fn segments(one: &SemaphoreStats) -> Markup {
     let whole = f64::from(capacity.max(units));
     let mut ends = 0;
     let ends: Vec<_> = one
-        .holders()
+        .holders
         .iter()
         .map(|holder| {
-            ends += holder.weight();
+            ends += holder.weight;
             100.0 * f64::from(ends) / whole
         })
         .collect();

@@ -3,14 +3,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use leasehold::{AcquisitionId, Member, SemaphoreStats};
-use serde_json::{Value, json};
+use serde::{Serialize, Serializer};
+use serde_json::json;
 
 use crate::monitor::{Kind, Snapshot};
 
 /// A client, as far as it is known.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize)]
 pub(super) struct ClientRow {
     /// None for locks, whose records do not have it, and for other programs.
+    #[serde(rename = "client")]
     pub(super) id: Option<String>,
     pub(super) host: Option<String>,
     pub(super) pid: Option<u32>,
@@ -18,8 +20,10 @@ pub(super) struct ClientRow {
     pub(super) program: Option<String>,
     pub(super) labels: BTreeSet<String>,
     /// What it holds, and how many units.
+    #[serde(serialize_with = "holds")]
     pub(super) holds: BTreeMap<(Kind, String), u32>,
     /// The semaphores that it waits for, and how many acquires wait.
+    #[serde(serialize_with = "waits")]
     pub(super) waits: BTreeMap<String, usize>,
 }
 
@@ -35,13 +39,13 @@ pub(super) fn clients(snapshot: &Snapshot, queues: &[SemaphoreStats]) -> Vec<Cli
         row.take(one.host.as_deref(), one.pid, None);
     }
     for one in &snapshot.semaphores {
-        for holder in one.holders() {
-            row_of(&mut rows, holder).hold(Kind::Semaphore, one.name(), holder.weight());
+        for holder in &one.holders {
+            row_of(&mut rows, holder).hold(Kind::Semaphore, &one.name, holder.weight);
         }
     }
     for one in queues {
-        for waiter in one.waiters() {
-            *row_of(&mut rows, waiter).waits.entry(one.name().to_owned()).or_default() += 1;
+        for waiter in &one.waiters {
+            *row_of(&mut rows, waiter).waits.entry(one.name.clone()).or_default() += 1;
         }
     }
     for lock in &snapshot.locks {
@@ -71,10 +75,10 @@ pub(super) fn clients(snapshot: &Snapshot, queues: &[SemaphoreStats]) -> Vec<Cli
 /// Returns the row of the client of a holder or waiter.
 fn row_of<'a>(rows: &'a mut BTreeMap<Key, ClientRow>, member: &Member) -> &'a mut ClientRow {
     let id = client_id(member);
-    let key = Key::new((member.host(), member.pid(), id.unwrap_or(member.id())));
+    let key = Key::new((member.host.as_deref(), member.pid, id.unwrap_or(&member.id)));
     let row = rows.entry(key).or_default();
     row.id = id.map(str::to_owned);
-    row.take(member.host(), member.pid(), member.label());
+    row.take(member.host.as_deref(), member.pid, member.label.as_deref());
     row
 }
 
@@ -110,22 +114,20 @@ impl ClientRow {
 
 /// An acquisition id is the id of its client, `-`, and a number.
 fn client_id(member: &Member) -> Option<&str> {
-    member.id().parse::<AcquisitionId>().ok()?;
-    member.id().rsplit_once('-').map(|(client, _)| client)
+    member.id.parse::<AcquisitionId>().ok()?;
+    member.id.rsplit_once('-').map(|(client, _)| client)
 }
 
-pub(super) fn client_json(row: &ClientRow) -> Value {
-    let holds = row.holds.iter().map(
+fn holds<S: Serializer>(
+    holds: &BTreeMap<(Kind, String), u32>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(holds.iter().map(
         |((kind, name), units)| json!({ "kind": kind.as_str(), "name": name, "units": units }),
-    );
-    let waits = row.waits.iter().map(|(name, count)| json!({ "name": name, "waiting": count }));
-    json!({
-        "client": row.id,
-        "host": row.host,
-        "pid": row.pid,
-        "program": row.program,
-        "labels": row.labels,
-        "holds": holds.collect::<Value>(),
-        "waits": waits.collect::<Value>(),
-    })
+    ))
+}
+
+fn waits<S: Serializer>(waits: &BTreeMap<String, usize>, serializer: S) -> Result<S::Ok, S::Error> {
+    let one = |(name, waiting)| json!({ "name": name, "waiting": waiting });
+    serializer.collect_seq(waits.iter().map(one))
 }

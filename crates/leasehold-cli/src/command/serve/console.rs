@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::body::Bytes;
-use leasehold::{Client, SemaphoreStats};
+use leasehold::Client;
 use tokio::sync::{Notify, watch};
 
 use super::access::Access;
@@ -228,7 +228,7 @@ impl ConsoleState {
 
     fn count_grants(&mut self) {
         let Some(snapshot) = self.monitor.latest() else { return };
-        let names: HashSet<_> = snapshot.semaphores.iter().map(SemaphoreStats::name).collect();
+        let names: HashSet<_> = snapshot.semaphores.iter().map(|one| &*one.name).collect();
         self.grants.retain(|name, _| names.contains(name.as_str()));
         for name in names {
             let newest =
@@ -242,13 +242,13 @@ impl ConsoleState {
         let Some(snapshot) = self.monitor.latest() else { return };
         let mut drained = Vec::new();
         self.draining.retain(|name, by| {
-            let Some(one) = snapshot.semaphore(name).filter(|one| one.paused().is_some()) else {
+            let Some(one) = snapshot.semaphore(name).filter(|one| one.paused.is_some()) else {
                 return false;
             };
-            if one.held() == 0 {
+            if one.held == 0 {
                 drained.push((name.clone(), by.clone()));
             }
-            one.held() > 0
+            one.held > 0
         });
         for (name, by) in drained {
             let what = "drained: nothing is held any more".to_owned();

@@ -66,7 +66,7 @@ impl Details {
         };
         // Without a queue there is nothing more to read. A name that is not in the snapshot may be newer.
         if let Some(one) = polled
-            && one.waiting() == 0
+            && one.waiting == 0
         {
             return Some(Arc::new(Ok(one)));
         }
@@ -104,13 +104,13 @@ impl Details {
         let names: Vec<_> = {
             let state = console.state();
             let all = state.monitor.latest().map_or(&[][..], |latest| &latest.semaphores);
-            let waiting = all.iter().filter(|one| one.waiting() > 0).take(QUEUES);
-            waiting.map(|one| one.name().to_owned()).collect()
+            let waiting = all.iter().filter(|one| one.waiting > 0).take(QUEUES);
+            waiting.map(|one| one.name.clone()).collect()
         };
         if names.is_empty() {
             return Arc::new(Ok(Vec::new()));
         }
-        let found = console.client.stats().names(names).waiters_in(0..SHOWN).fetch();
+        let found = console.client.stats().names(names).waiters_in(0..SHOWN).into_future();
         Arc::new(self.timed(found).await.map_err(|error| crate::failure::text(&error)))
     }
 

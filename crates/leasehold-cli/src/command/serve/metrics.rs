@@ -87,7 +87,7 @@ impl Exposition {
         self.family(name, "gauge", help);
         for one in all.iter().take(MOST) {
             if let Some(value) = value(one) {
-                self.value(name, Some(("name", one.name())), value);
+                self.value(name, Some(("name", &one.name)), value);
             }
         }
     }
@@ -116,8 +116,8 @@ fn text(state: &ConsoleState) -> String {
                 between two polls are not seen.";
     text.family("semaphore_grants_seen_total", "counter", help);
     for one in all.iter().take(MOST) {
-        if let Some(grants) = state.grants.get(one.name()) {
-            text.value("semaphore_grants_seen_total", Some(("name", one.name())), grants);
+        if let Some(grants) = state.grants.get(&one.name) {
+            text.value("semaphore_grants_seen_total", Some(("name", &one.name)), grants);
         }
     }
     text.single("locks", "gauge", "Locks that are held.", latest.locks.len());
@@ -134,26 +134,26 @@ fn text(state: &ConsoleState) -> String {
 }
 
 fn semaphores(text: &mut Exposition, all: &[SemaphoreStats]) {
-    let limited = |one: &SemaphoreStats| (1..u32::MAX).contains(&one.capacity());
+    let limited = |one: &SemaphoreStats| (1..u32::MAX).contains(&one.capacity);
     text.semaphores(
         all,
         "semaphore_capacity",
         "Units that may be held at once; none if unlimited.",
-        |one| limited(one).then(|| one.capacity()),
+        |one| limited(one).then_some(one.capacity),
     );
-    text.semaphores(all, "semaphore_held_units", "Units that are held.", |one| Some(one.units()));
-    text.semaphores(all, "semaphore_holders", "Permits that are held.", |one| Some(one.held()));
-    text.semaphores(all, "semaphore_waiting", "Acquires that wait.", |one| Some(one.waiting()));
+    text.semaphores(all, "semaphore_held_units", "Units that are held.", |one| Some(one.units));
+    text.semaphores(all, "semaphore_holders", "Permits that are held.", |one| Some(one.held));
+    text.semaphores(all, "semaphore_waiting", "Acquires that wait.", |one| Some(one.waiting));
     let oldest = |age: Option<Duration>| Some(age.unwrap_or_default().as_secs_f64());
     let help = "How long the first in the queue has waited; 0 if nobody waits.";
-    text.semaphores(all, "semaphore_oldest_wait_seconds", help, |one| oldest(one.oldest_wait()));
+    text.semaphores(all, "semaphore_oldest_wait_seconds", help, |one| oldest(one.oldest_wait));
     let help = "How long the oldest permit has been held; 0 if none is.";
     text.semaphores(all, "semaphore_oldest_hold_seconds", help, |one| oldest(one.oldest_hold()));
     text.semaphores(all, "semaphore_paused", "Whether it is paused.", |one| {
-        Some(u8::from(one.paused().is_some()))
+        Some(u8::from(one.paused.is_some()))
     });
     text.semaphores(all, "semaphore_pinned", "Whether its limit is pinned.", |one| {
-        Some(u8::from(one.pinned().is_some()))
+        Some(u8::from(one.pinned.is_some()))
     });
 }
 

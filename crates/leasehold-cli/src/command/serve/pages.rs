@@ -238,8 +238,8 @@ fn clock(at: SystemTime) -> Markup {
 
 /// How many units are held, in words.
 fn held_text(one: &SemaphoreStats) -> String {
-    let (units, permits) = (one.units(), one.held());
-    let of = match one.capacity() {
+    let (units, permits) = (one.units, one.held);
+    let of = match one.capacity {
         0 | u32::MAX => String::new(),
         capacity => format!(" of {capacity}"),
     };

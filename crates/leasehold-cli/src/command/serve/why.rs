@@ -6,10 +6,10 @@ use crate::output::{ago, counted};
 
 /// Returns `None` if there is no waiter. The sentence contains text of other programs.
 pub(super) fn why(stats: &SemaphoreStats) -> Option<String> {
-    let (capacity, units) = (stats.capacity(), stats.units());
-    let weight = stats.waiters().first().map(leasehold::Member::weight);
+    let (capacity, units) = (stats.capacity, stats.units);
+    let weight = stats.waiters.first().map(|one| one.weight);
     let needs = |weight| counted(weight, "unit");
-    Some(match stats.waits_for()? {
+    Some(match stats.waits_for? {
         WaitsFor::Room => {
             let free = capacity.saturating_sub(units);
             let free = match (free, free == 1) {
@@ -26,15 +26,15 @@ pub(super) fn why(stats: &SemaphoreStats) -> Option<String> {
                 None => format!("The first waiter needs more room; {free}."),
             }
         }
-        WaitsFor::Rate => match stats.next_token() {
+        WaitsFor::Rate => match stats.next_token {
             Some(next) => format!("The rate allows the next start in {}.", ago(next)),
             None => "The rate allows the next start soon.".to_owned(),
         },
-        WaitsFor::Resume => match stats.paused() {
+        WaitsFor::Resume => match &stats.paused {
             Some(paused) => {
-                let reason = paused.reason().map(|reason| format!(": {reason}"));
+                let reason = paused.reason.as_ref().map(|reason| format!(": {reason}"));
                 let reason = reason.unwrap_or_default();
-                format!("Paused for {} by {}{reason}.", ago(paused.lasts()), paused.by())
+                format!("Paused for {} by {}{reason}.", ago(paused.lasts), paused.by)
             }
             None => "Paused.".to_owned(),
         },

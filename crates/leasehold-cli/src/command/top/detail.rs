@@ -73,8 +73,8 @@ impl Detail {
     pub(super) fn entries(&self) -> Vec<Entry> {
         match self {
             Self::Semaphore(stats) => {
-                let holders = stats.holders().iter().take(LISTED).map(holder);
-                let waiters = stats.waiters().iter().take(LISTED).enumerate();
+                let holders = stats.holders.iter().take(LISTED).map(holder);
+                let waiters = stats.waiters.iter().take(LISTED).enumerate();
                 holders.chain(waiters.map(|(at, member)| waiter(at, member))).collect()
             }
             Self::Lock(lock) => vec![lock_holder(lock)],
@@ -91,8 +91,8 @@ impl Detail {
         };
         let more = match self {
             Self::Semaphore(stats) => {
-                let hold = more(stats.holders().len(), "hold");
-                hold.into_iter().chain(more(stats.waiting(), "wait")).collect::<Vec<_>>()
+                let hold = more(stats.holders.len(), "hold");
+                hold.into_iter().chain(more(stats.waiting, "wait")).collect::<Vec<_>>()
             }
             Self::Lock(_) => Vec::new(),
             Self::Pool(pool) => more(pool.members.len(), "hold").into_iter().collect(),
@@ -102,15 +102,15 @@ impl Detail {
 }
 
 fn semaphore_summary(stats: &SemaphoreStats) -> Vec<String> {
-    let (held, units, capacity) = (stats.held(), stats.units(), stats.capacity());
+    let (held, units, capacity) = (stats.held, stats.units, stats.capacity);
     let limit = match capacity {
         u32::MAX => "no limit".to_owned(),
         0 => "no limit declared".to_owned(),
         capacity => format!("limit {capacity}"),
     };
-    let pinned = match stats.pinned() {
-        Some(_) if stats.declared() == capacity => " pinned".to_owned(),
-        Some(_) => format!(" pinned ({} declared)", stats.declared()),
+    let pinned = match stats.pinned {
+        Some(_) if stats.declared == capacity => " pinned".to_owned(),
+        Some(_) => format!(" pinned ({} declared)", stats.declared),
         None => String::new(),
     };
     let held = if held == units {
@@ -118,23 +118,23 @@ fn semaphore_summary(stats: &SemaphoreStats) -> Vec<String> {
     } else {
         format!("{} held by {}", counted(units, "unit"), counted(held, "permit"))
     };
-    let oldest = stats.oldest_wait().map(|wait| format!(" for up to {}", ago(wait)));
-    let waiting = format!("{} waiting{}", stats.waiting(), oldest.unwrap_or_default());
+    let oldest = stats.oldest_wait.map(|wait| format!(" for up to {}", ago(wait)));
+    let waiting = format!("{} waiting{}", stats.waiting, oldest.unwrap_or_default());
     let mut lines = vec![format!("{limit}{pinned}; {held}; {waiting}")];
     if let Some(rate) = rate(stats) {
-        let next = stats.next_token().filter(|next| !next.is_zero());
+        let next = stats.next_token.filter(|next| !next.is_zero());
         let next = next.map(|next| format!("; the next in {}", ago(next))).unwrap_or_default();
         lines.push(format!("rate: {rate}{next}"));
     }
     lines.extend(paused(stats));
-    lines.extend(stats.waits_for().map(|waits_for| first_waits(stats, waits_for)));
+    lines.extend(stats.waits_for.map(|waits_for| first_waits(stats, waits_for)));
     lines
 }
 
 fn first_waits(stats: &SemaphoreStats, waits_for: WaitsFor) -> String {
-    let weight = stats.waiters().first().map_or(1, Member::weight);
+    let weight = stats.waiters.first().map_or(1, |one| one.weight);
     let units = counted(weight, "unit");
-    let (held, capacity) = (stats.units(), stats.capacity());
+    let (held, capacity) = (stats.units, stats.capacity);
     match waits_for {
         WaitsFor::Room => {
             let are = if held == 1 { "is" } else { "are" };
@@ -153,29 +153,29 @@ fn first_waits(stats: &SemaphoreStats, waits_for: WaitsFor) -> String {
 }
 
 fn holder(member: &Member) -> Entry {
-    let action = Action::Release { id: member.id().to_owned() };
+    let action = Action::Release { id: member.id.clone() };
     entry("held".to_owned(), member, action)
 }
 
 fn waiter(at: usize, member: &Member) -> Entry {
-    entry(format!("{}.", at + 1), member, Action::Cancel { id: member.id().to_owned() })
+    entry(format!("{}.", at + 1), member, Action::Cancel { id: member.id.clone() })
 }
 
 fn entry(place: String, member: &Member, action: Action) -> Entry {
     let cells = vec![
         place,
-        text(member.label()),
-        text(member.host()),
-        or_dash(member.pid().map(|pid| pid.to_string())),
-        or_dash(member.age().map(ago)),
-        or_dash(member.silent_for().map(ago)),
-        or_dash(member.ttl_left().map(ago)),
-        or_dash(member.fence().map(|fence| fence.to_string())),
-        member.weight().to_string(),
-        or_dash(member.slot_number().map(|slot| slot.to_string())),
-        member.id().to_owned(),
+        text(member.label.as_deref()),
+        text(member.host.as_deref()),
+        or_dash(member.pid.map(|pid| pid.to_string())),
+        or_dash(member.age.map(ago)),
+        or_dash(member.silent_for.map(ago)),
+        or_dash(member.ttl_left.map(ago)),
+        or_dash(member.fence.map(|fence| fence.to_string())),
+        member.weight.to_string(),
+        or_dash(member.slot_number.map(|slot| slot.to_string())),
+        member.id.clone(),
     ];
-    Entry { id: member.id().to_owned(), cells, release: (action, monitor::who(member)) }
+    Entry { id: member.id.clone(), cells, release: (action, monitor::who(member)) }
 }
 
 fn lock_holder(lock: &RawLockInfo) -> Entry {

@@ -69,14 +69,14 @@ pub(super) fn rows(monitor: &Monitor, kind: Kind, sort: Sort, filter: &str) -> V
             let all = &snapshot.semaphores;
             match sort {
                 Sort::Waiting => {
-                    rows.sort_by_key(|at| (Reverse(all[*at].waiting()), name_of(*at)));
+                    rows.sort_by_key(|at| (Reverse(all[*at].waiting), name_of(*at)));
                 }
                 Sort::OldestWait => {
-                    rows.sort_by_key(|at| (Reverse(all[*at].oldest_wait()), name_of(*at)));
+                    rows.sort_by_key(|at| (Reverse(all[*at].oldest_wait), name_of(*at)));
                 }
                 Sort::Grants => {
                     let grants = |at: usize| {
-                        let history = monitor.history(all[at].name());
+                        let history = monitor.history(&all[at].name);
                         history.map_or(0.0, crate::monitor::History::grants_per_second)
                     };
                     let mut keyed: Vec<_> = rows.iter().map(|at| (grants(*at), *at)).collect();
@@ -114,7 +114,7 @@ pub(super) fn count(snapshot: &Snapshot, kind: Kind) -> usize {
 
 pub(super) fn name(snapshot: &Snapshot, kind: Kind, at: usize) -> &str {
     match kind {
-        Kind::Semaphore => snapshot.semaphores[at].name(),
+        Kind::Semaphore => &snapshot.semaphores[at].name,
         Kind::Lock => &snapshot.locks[at].key,
         Kind::Pool => &snapshot.pools[at].name,
     }

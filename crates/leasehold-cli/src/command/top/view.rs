@@ -126,7 +126,7 @@ impl View {
         self.arrange();
         let drained = self.draining.as_ref().filter(|name| {
             let snapshot = self.monitor.latest();
-            snapshot.is_some_and(|all| all.semaphore(name).is_none_or(|one| one.held() == 0))
+            snapshot.is_some_and(|all| all.semaphore(name).is_none_or(|one| one.held == 0))
         });
         if let Some(name) = drained {
             let text = format!("{name} is drained: nothing is held, and it stays paused");
@@ -208,7 +208,7 @@ impl View {
     pub(super) fn is_paused(&self) -> bool {
         let row = self.rows.get(self.at).filter(|_| self.kind == Kind::Semaphore);
         let one = row.and_then(|row| self.monitor.latest()?.semaphores.get(*row));
-        one.is_some_and(|one| one.paused().is_some())
+        one.is_some_and(|one| one.paused.is_some())
     }
 
     /// Returns the name to which actions apply.
@@ -342,7 +342,7 @@ impl View {
             Some(Detail::Semaphore(stats)) => Some(&**stats),
             _ => self.monitor.latest().and_then(|snapshot| snapshot.semaphore(&name)),
         };
-        let pinned = stats.is_some_and(|stats| stats.pinned().is_some());
+        let pinned = stats.is_some_and(|stats| stats.pinned.is_some());
         self.dialog = Some(match letter {
             'p' => Dialog::Reason { name, text: String::new(), drains: false },
             'd' => Dialog::Reason { name, text: String::new(), drains: true },

@@ -6,14 +6,14 @@ use crate::support::{Inspector, Store};
 impl Inspector {
     /// The reason of a pause; empty if it has none.
     fn paused(&self, name: &str) -> Option<String> {
-        let stats = self.block_on(self.client.stats().names([name]).unused().fetch()).unwrap();
-        let paused = stats.first()?.paused()?;
-        Some(paused.reason().unwrap_or_default().to_owned())
+        let stats = self.block_on(self.client.stats().names([name]).unused()).unwrap();
+        let paused = stats.first()?.paused.as_ref()?;
+        Some(paused.reason.as_deref().unwrap_or_default().to_owned())
     }
 
     fn capacity(&self, name: &str) -> (u32, Option<u32>) {
-        let stats = self.block_on(self.client.stats().names([name]).unused().fetch()).unwrap();
-        (stats[0].capacity(), stats[0].pinned())
+        let stats = self.block_on(self.client.stats().names([name]).unused()).unwrap();
+        (stats[0].capacity, stats[0].pinned)
     }
 }
 

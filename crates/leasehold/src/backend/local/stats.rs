@@ -13,7 +13,7 @@ use super::semaphores::{
 };
 use crate::clock::wall_time;
 use crate::machine::{self, SemaphoreRow};
-use crate::stats::{Limits, Member, Query, SemaphoreStats};
+use crate::stats::{Member, Query, SemaphoreStats};
 use crate::{AcquisitionId, ClientId, ClientInfo};
 
 pub(super) fn fetch(tx: &Transaction<'_>, query: &Query) -> Result<Vec<SemaphoreStats>> {
@@ -71,25 +71,18 @@ impl StatsReader<'_> {
         row: &SemaphoreRow,
         places: &Range<usize>,
     ) -> Result<SemaphoreStats> {
-        let (limits, holders) = (Limits::of(&row.limits, self.tx.now), self.holders(id)?);
-        let units = holders.iter().map(Member::weight).fold(0, u32::saturating_add);
-        let (waiting, oldest_wait) = self.queue(id)?;
+        let mut stats = SemaphoreStats::new(name, &row.limits, self.tx.now);
+        stats.set_holders(self.holders(id)?);
+        (stats.waiting, stats.oldest_wait) = self.queue(id)?;
         // Earlier waiters may be dead, and then do not count. So all of them are read, and at least the first one.
         let mut waiters = self.waiters(id, places.end.max(1))?;
-        let head = waiters.first().filter(|_| waiting > 0).map(Member::weight);
-        let waits_for = head.map(|weight| limits.waits_for(units, weight));
+        if let Some(head) = waiters.first().filter(|_| stats.waiting > 0) {
+            stats.set_head(head.weight);
+        }
         waiters.truncate(places.end);
         waiters.drain(..places.start.min(waiters.len()));
-        Ok(SemaphoreStats {
-            name,
-            limits,
-            units,
-            waits_for,
-            holders,
-            waiters,
-            waiting,
-            oldest_wait,
-        })
+        stats.waiters = waiters;
+        Ok(stats)
     }
 
     /// Returns the holders, longest-held first. They are sorted by fence, because fences are issued in the order of the

@@ -15,7 +15,7 @@ use crate::backend::Slot;
 use crate::callbacks::event;
 use crate::clock::{Span, Time, wall_time};
 use crate::machine::{self, Pace, Pause, Rate, TokenBucket};
-use crate::stats::{Limits, Member, Query, SemaphoreStats};
+use crate::stats::{Member, Query, SemaphoreStats};
 use crate::{ClientInfo, Error, Fence};
 
 /// How many names are read at once, and how many members of each in the first page and in later ones. Replies are
@@ -160,10 +160,9 @@ impl StatsQuery<'_> {
             let waiting = read(next()?)?;
             let (head, holders): (Scores, Scores) = (read(next()?)?, read(next()?)?);
             stats.push(SemaphoreStats {
-                limits: Limits::of(&limits, now),
                 waiting,
                 oldest_wait: head.first().map(|(_, since)| now.since(time_of(*since, now))),
-                ..SemaphoreStats::unused(name.clone())
+                ..SemaphoreStats::new(name.clone(), &limits, now)
             });
             pages.push(Page { name, role: Role::Waiter, ranked: head });
             // More holders than that are read in pages of their own.
@@ -175,16 +174,17 @@ impl StatsQuery<'_> {
         let mut described = pages.iter().zip(described).peekable();
         for one in &mut stats {
             let (name, head) = (&one.name, described.next());
-            one.holders = match described.next_if(|(page, _)| page.role == Role::Holder) {
+            let mut holders = match described.next_if(|(page, _)| page.role == Role::Holder) {
                 Some((_, holders)) => holders,
                 None => self.members(name, Role::Holder, 0..usize::MAX).await?,
             };
             one.waiters = self.members(name, Role::Waiter, waiters.clone()).await?;
             // One script may grant several permits, in the order of their fences.
-            one.holders.sort_by_key(|member| (std::cmp::Reverse(member.age), member.fence));
-            one.units = one.holders.iter().map(Member::weight).fold(0, u32::saturating_add);
-            let head = head.and_then(|(_, head)| head.into_iter().next());
-            one.waits_for = head.map(|head| one.limits.waits_for(one.units, head.weight));
+            holders.sort_by_key(|member| (std::cmp::Reverse(member.age), member.fence));
+            one.set_holders(holders);
+            if let Some(head) = head.and_then(|(_, head)| head.into_iter().next()) {
+                one.set_head(head.weight);
+            }
         }
         Ok(stats)
     }
@@ -632,24 +632,24 @@ mod tests {
     fn a_member_is_silent_since_its_last_renewal() {
         let held = "5 900000000 30000000 - nightly";
         let renewed = read(Role::Holder, NOW + 18.0, None, Some(held));
-        assert_eq!(seconds(renewed.silent_for()), Some(12));
-        assert_eq!((seconds(renewed.ends_in()), renewed.ttl_left()), (Some(18), None));
+        assert_eq!(seconds(renewed.silent_for), Some(12));
+        assert_eq!((seconds(renewed.ends_in), renewed.ttl_left), (Some(18), None));
         let limited = read(Role::Holder, NOW + 18.0, Some(NOW + 7.0), Some(held));
-        assert_eq!(seconds(limited.silent_for()), Some(12));
-        assert_eq!((seconds(limited.ends_in()), seconds(limited.ttl_left())), (Some(7), Some(7)));
+        assert_eq!(seconds(limited.silent_for), Some(12));
+        assert_eq!((seconds(limited.ends_in), seconds(limited.ttl_left)), (Some(7), Some(7)));
         // Granted two seconds ago with a wake-up: three of five seconds are left to claim it.
         let unclaimed = "5/1/0/1 998000000 30000000 - nightly";
         let unclaimed = read(Role::Holder, NOW + 3.0, None, Some(unclaimed));
-        assert_eq!(seconds(unclaimed.silent_for()), Some(2));
+        assert_eq!(seconds(unclaimed.silent_for), Some(2));
         // A waiter may be silent for two leases.
         let waits = "- 900000000 30000000 - nightly";
         let waiter = read(Role::Waiter, 900.0, Some(NOW + 45.0), Some(waits));
-        assert_eq!((seconds(waiter.silent_for()), waiter.ttl_left()), (Some(15), None));
+        assert_eq!((seconds(waiter.silent_for), waiter.ttl_left), (Some(15), None));
         let foreign = read(Role::Holder, NOW + 18.0, None, None);
-        assert_eq!((foreign.silent_for(), seconds(foreign.ends_in())), (None, Some(18)));
+        assert_eq!((foreign.silent_for, seconds(foreign.ends_in)), (None, Some(18)));
         for odd in [f64::INFINITY, 1e300] {
             let odd = read(Role::Holder, odd, None, Some("5 1 18446744073709551615 - x"));
-            assert!(odd.silent_for().is_some());
+            assert!(odd.silent_for.is_some());
         }
     }
 }

@@ -1,6 +1,5 @@
 //! The page of clients, the leases that they hold, and the semaphores that they wait for.
 
-use leasehold::SemaphoreStats;
 use maud::{Markup, html};
 
 use super::{Content, View, cell, dash, number, optional, pages, semaphore_link, table, text};
@@ -20,8 +19,8 @@ pub(super) fn content(state: &ConsoleState, queues: &Queues, view: &View) -> Con
     let holding = all.iter().filter(|row| !row.holds.is_empty()).count();
     let waiting = all.iter().filter(|row| !row.waits.is_empty()).count();
     let waiters = latest.map_or(&[][..], |latest| &latest.semaphores);
-    let waiters: usize = waiters.iter().map(SemaphoreStats::waiting).sum();
-    let listed: usize = semaphores.iter().map(|one| one.waiters().len()).sum();
+    let waiters: usize = waiters.iter().map(|one| one.waiting).sum();
+    let listed: usize = semaphores.iter().map(|one| one.waiters.len()).sum();
     let pages = pages(&all, view, "/clients");
     let body = html! {
         h1 { "Clients" }

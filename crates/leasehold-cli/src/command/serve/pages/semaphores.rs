@@ -17,11 +17,10 @@ const TITLES: [&str; 6] = ["Name", "Held", "Waiting", "Oldest hold", "Oldest wai
 pub(super) fn content(state: &ConsoleState, view: &View) -> Content {
     let all = state.monitor.latest().map_or(&[][..], |latest| &latest.semaphores);
     let find = view.fields.get("find").unwrap_or_default().to_lowercase();
-    let found: Vec<_> =
-        all.iter().filter(|one| one.name().to_lowercase().contains(&find)).collect();
+    let found: Vec<_> = all.iter().filter(|one| one.name.to_lowercase().contains(&find)).collect();
     let pages = pages(&found, view, "/");
     let (holding, waiting) = all.iter().fold((0_u64, 0_usize), |(held, waiting), one| {
-        (held + u64::from(one.units()), waiting + one.waiting())
+        (held + u64::from(one.units), waiting + one.waiting)
     });
     let body = html! {
         h1 { "Semaphores" }
@@ -70,12 +69,12 @@ fn new_limits() -> Markup {
 fn rows(rows: &[&SemaphoreStats]) -> Markup {
     html! {
         @for one in rows {
-            tr role="row" data-key=(one.name()) {
-                th role="rowheader" scope="row" { (semaphore_link(one.name())) }
+            tr role="row" data-key=(one.name) {
+                th role="rowheader" scope="row" { (semaphore_link(&one.name)) }
                 (cell("Held", &html! { (chart::bar(one)) span.amount { (held_text(one)) } }))
-                (number("Waiting", one.waiting()))
+                (number("Waiting", one.waiting))
                 (number("Oldest hold", dash(one.oldest_hold().map(ago))))
-                (number("Oldest wait", dash(one.oldest_wait().map(ago))))
+                (number("Oldest wait", dash(one.oldest_wait.map(ago))))
                 (cell("State", &state_of(one)))
             }
         }
@@ -84,19 +83,19 @@ fn rows(rows: &[&SemaphoreStats]) -> Markup {
 
 /// Describes pins and pauses, and why the first waiter waits if it is not for room.
 fn state_of(one: &SemaphoreStats) -> Markup {
-    let waits = one.waits_for();
+    let waits = one.waits_for;
     let why = why(one).filter(|_| waits != Some(leasehold::WaitsFor::Room));
     html! {
         (badges(one))
         @if let Some(why) = why { span.why { (one_line(&why)) } }
-        @else if one.paused().is_none() && one.pinned().is_none() && one.rate().is_none() { span.faint { "–" } }
+        @else if one.paused.is_none() && one.pinned.is_none() && one.rate.is_none() { span.faint { "–" } }
     }
 }
 
 pub(super) fn badges(one: &SemaphoreStats) -> Markup {
     html! {
-        @if one.paused().is_some() { span.badge.paused { "paused" } " " }
-        @if one.pinned().is_some() { span.badge { "pinned" } " " }
+        @if one.paused.is_some() { span.badge.paused { "paused" } " " }
+        @if one.pinned.is_some() { span.badge { "pinned" } " " }
         @if let Some(rate) = rate(one) { span.badge { (rate) } " " }
     }
 }

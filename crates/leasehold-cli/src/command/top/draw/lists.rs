@@ -74,14 +74,14 @@ fn semaphores(
     }
     let row = |at: &usize| {
         let one = &snapshot.semaphores[*at];
-        let history = monitor.history(one.name());
+        let history = monitor.history(&one.name);
         let grants = history.map_or(0.0, History::grants_per_second);
         let mut row = vec![
-            appearance.clean(one.name()),
-            one.units().to_string(),
+            appearance.clean(&one.name),
+            one.units.to_string(),
             capacity(one),
-            one.waiting().to_string(),
-            or_dash(one.oldest_wait().map(ago)),
+            one.waiting.to_string(),
+            or_dash(one.oldest_wait.map(ago)),
             format!("{grants:.1}"),
             state(one, wide),
         ];
@@ -98,17 +98,17 @@ fn semaphores(
 }
 
 fn capacity(one: &SemaphoreStats) -> String {
-    let limited = (1..u32::MAX).contains(&one.capacity());
-    or_dash(limited.then(|| one.capacity().to_string()))
+    let limited = (1..u32::MAX).contains(&one.capacity);
+    or_dash(limited.then(|| one.capacity.to_string()))
 }
 
 /// Describes pins, pauses and rates.
 fn state(one: &SemaphoreStats, wide: bool) -> String {
     let pinned = if wide { "pinned" } else { "pin" };
     let all = [
-        one.paused().map(|_| "paused"),
-        one.pinned().map(|_| pinned),
-        one.rate().map(|_| "rate").filter(|_| !wide),
+        one.paused.as_ref().map(|_| "paused"),
+        one.pinned.map(|_| pinned),
+        one.rate.map(|_| "rate").filter(|_| !wide),
     ];
     all.into_iter().flatten().collect::<Vec<_>>().join(" ")
 }
