@@ -218,10 +218,8 @@ pub enum ErrorKind {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum LossReason {
-    /// The permit was held for as long as its TTL allows.
+    /// It was held for as long as its TTL allows.
     TtlEnded,
-    /// The lease of a lock that is not renewed automatically ended.
-    LeaseEnded,
     /// It could not be renewed in time, so the store may have granted it to another holder.
     NotRenewed,
     /// The store no longer has it: an operator or another client released it by its id, it expired there, or the store
@@ -237,7 +235,6 @@ impl fmt::Display for LossReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::TtlEnded => "its TTL ended",
-            Self::LeaseEnded => "its lease ended",
             Self::NotRenewed => "it could not be renewed in time",
             Self::Missing => "it is no longer in the store",
             Self::Released => "it was released",

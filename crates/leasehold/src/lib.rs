@@ -47,6 +47,7 @@ mod callbacks;
 mod client;
 mod client_core;
 mod clock;
+pub mod compat;
 mod engine;
 mod error;
 mod fence;
@@ -79,9 +80,6 @@ pub mod tower;
 mod virtual_time;
 
 pub use acquire::{Acquire, TryAcquire};
-pub use backend::TimeAuthority;
-#[cfg(feature = "redis")]
-pub use backend::redis::LockLayout;
 #[cfg(feature = "redis")]
 #[doc(hidden)]
 pub use backend::redis::{Deployment, Endpoint, SentinelSettings, ServerSettings};
@@ -96,19 +94,17 @@ pub use client_core::timing::shortest_lease;
 pub use engine::watch::{EventResult, Operation as PoolOperation};
 pub use error::{Error, ErrorKind, LossReason};
 pub use fence::{Fence, FenceGate, StaleFence};
+pub use guard::Guard;
 pub use id::{AcquisitionId, ClientId, LockId};
 pub use limits::{Drain, Pause};
 pub use lock::{
-    Capabilities, HeldLock, Lock, LockBuilder, LockEvent, LockGuard, LockInfo, LockOperation,
-    LockReason, LockResult, Locks, RawLockInfo,
+    AcquireLock, HeldLock, Lock, LockBuilder, LockEvent, LockGuard, LockInfo, LockOperation,
+    LockReason, LockRef, LockResult, Locks, TryAcquireLock,
 };
 pub use manual_clock::ManualClock;
 pub use observer::{Observer, PoolEvent, SemaphoreEvent, SemaphoreOperation};
 pub use permit::{Lost, Permit};
-pub use pool::{
-    AcquireStatus, Pool, PoolAnswer, PoolBuilder, PoolCount, PoolLease, Pools, ReleaseStatus,
-    RenewStatus,
-};
+pub use pool::{AcquireLease, Pool, PoolBuilder, PoolLease, Pools, TryAcquireLease};
 pub use primitive::Primitive;
 pub use retry::{Jitter, Retry};
 pub use semaphore::{Semaphore, SemaphoreBuilder};

@@ -73,8 +73,8 @@ impl Semaphore {
         self.inner.spec.named.capacity()
     }
 
-    /// Acquires a permit, and waits for it if necessary. The wait has no time limit unless [`max_acquire_time`] or
-    /// [`within`](Acquire::within) sets one.
+    /// Acquires a permit, and waits for it if necessary. The wait has no time limit unless
+    /// [`SemaphoreBuilder::within`] or [`Acquire::within`] sets one.
     ///
     /// Nothing happens before the returned future is first polled. The acquire keeps waiting while the store is
     /// unreachable.
@@ -92,11 +92,9 @@ impl Semaphore {
     ///
     /// # Cancel safety
     /// Dropping the future cancels the wait. If the permit has already been granted, it is released in the background.
-    ///
-    /// [`max_acquire_time`]: SemaphoreBuilder::max_acquire_time
     #[inline]
     pub fn acquire(&self) -> Acquire {
-        Acquire::new(self.inner.clone(), true, self.inner.spec.max_acquire_time)
+        Acquire::new(self.inner.clone(), true, self.inner.spec.within)
     }
 
     /// Acquires a permit if one is free and nobody is waiting for it; returns `None` otherwise. [`TryAcquire::weight`]
@@ -276,7 +274,7 @@ pub struct SemaphoreBuilder {
 struct SemaphoreOptions {
     unless_declared: bool,
     ttl: Option<Duration>,
-    max_acquire_time: Option<Duration>,
+    within: Option<Duration>,
     lease: Option<Duration>,
     label: Option<String>,
     numbered: bool,
@@ -309,8 +307,8 @@ impl SemaphoreBuilder {
     }
 
     /// Sets the longest time that an acquire may wait. By default there is no limit.
-    pub fn max_acquire_time(mut self, limit: Duration) -> Self {
-        self.options.max_acquire_time = Some(limit);
+    pub fn within(mut self, limit: Duration) -> Self {
+        self.options.within = Some(limit);
         self
     }
 
@@ -323,11 +321,6 @@ impl SemaphoreBuilder {
     pub fn lease(mut self, lease: Duration) -> Self {
         self.options.lease = Some(lease);
         self
-    }
-
-    /// Sets the [`lease`](Self::lease), under the name that asyncio-advanced-semaphores uses for it.
-    pub fn heartbeat_max_interval(self, interval: Duration) -> Self {
-        self.lease(interval)
     }
 
     /// Sets the label that statistics show beside the holders and waiters of this semaphore.
@@ -479,8 +472,8 @@ impl SemaphoreBuilder {
             let why = "a shorter TTL may end before the store has answered";
             return Err(Error::invalid("ttl", format!("{problem}: {why}")));
         }
-        let max_acquire_time = options.max_acquire_time;
-        max_acquire_time.map(|limit| positive("max_acquire_time", limit)).transpose()?;
+        let within = options.within;
+        within.map(|limit| positive("within", limit)).transpose()?;
         let lease = options.lease.unwrap_or(LEASE);
         if lease < MIN_LEASE {
             let problem = format!("it is {lease:?}; the minimum is {MIN_LEASE:?}");
@@ -521,7 +514,7 @@ impl SemaphoreBuilder {
             numbered: options.numbered,
             claims_first: options.claims_first,
             rate_only: options.rate_only,
-            max_acquire_time,
+            within,
             watch,
         });
         let inner = SemaphoreInner { spec, engine };

@@ -19,7 +19,7 @@ fn the_pages_with_examples_are_pages() {
 }
 
 /// The modules of the crate, from the lowest layer to the highest. Modules between the same bars may import each other.
-const LAYERS: [&str; 7] = [
+const LAYERS: [&str; 8] = [
     "broken callbacks clock error fence id manual_clock name primitive retry virtual_time",
     "machine",
     "metrics process stats",
@@ -27,6 +27,7 @@ const LAYERS: [&str; 7] = [
     "model simulation",
     "engine",
     "acquire blocking client guard lock observer permit limits pool semaphore tower",
+    "compat",
 ];
 
 /// Returns the layer of a module, and its place between the bars.

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use leasehold::compat::lua_pool::LuaPool;
 use leasehold::{
     AcquisitionId, Client, ErrorKind, EventResult, LossReason, Observer, PoolEvent, PoolOperation,
     SemaphoreEvent, SemaphoreOperation,
@@ -105,10 +106,10 @@ async fn an_observer_of_a_pool_is_told_how_everything_ends() {
         let (observer, events) = listener::<PoolEvent>();
         let pool = client.pool("observed", 1).observer(observer).lease(Duration::from_secs(1));
         let pool = pool.build().unwrap();
-        deadline(pool.acquire("raw")).await.unwrap();
-        deadline(pool.renew("raw")).await.unwrap();
-        deadline(pool.acquire("other")).await.unwrap();
-        deadline(pool.renew("other")).await.unwrap();
+        deadline(LuaPool::new(pool.clone()).acquire("raw")).await.unwrap();
+        deadline(pool.extend("raw")).await.unwrap();
+        deadline(pool.try_acquire("other")).await.unwrap();
+        deadline(pool.extend("other")).await.unwrap();
         deadline(pool.release("raw")).await.unwrap();
         let reported: Vec<_> =
             locked(&events).drain(..).map(|e| (e.operation, e.result, e.instance_id)).collect();
@@ -123,10 +124,10 @@ async fn an_observer_of_a_pool_is_told_how_everything_ends() {
         ];
         assert_eq!(reported, expected);
 
-        let lease = deadline(pool.lease("guard")).await.unwrap();
+        let lease = deadline(pool.acquire("guard")).await.unwrap();
         eventually(async || locked(&events).iter().any(|event| event.operation == Renew)).await;
         deadline(lease.release()).await.unwrap();
-        let lease = deadline(pool.try_lease("guard")).await.unwrap().unwrap();
+        let lease = deadline(pool.try_acquire("guard")).await.unwrap().unwrap();
         deadline(client.close()).await.unwrap();
         drop(lease);
         let reported: Vec<_> = locked(&events)
@@ -153,7 +154,7 @@ async fn an_observer_that_panics_is_in_nobodys_way() {
         let pool = client.pool("panics", 1).lease(Duration::from_secs(1));
         let pool = pool.observer(Observer::new(move |_| panics())).build().unwrap();
         let permit = deadline(semaphore.acquire()).await.unwrap();
-        let lease = deadline(pool.lease("i")).await.unwrap();
+        let lease = deadline(pool.acquire("i")).await.unwrap();
         let waiting = tokio::spawn(semaphore.acquire());
         let begun = Instant::now();
         let is_renewed = |until| until > begun + 2 * SHORT;

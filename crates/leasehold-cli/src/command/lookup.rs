@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use leasehold::RawLockInfo;
+use leasehold::LockInfo;
 use serde_json::{Value, json};
 
 use super::show::find;
@@ -14,7 +14,7 @@ use crate::store::{self, Store};
 pub(crate) fn run(arguments: &LookupArgs) -> Result<u8, Failure> {
     store::block_on(async {
         let client = Store::new(&arguments.store)?.open_read_only().await?;
-        let Some(found) = client.locks().lookup_raw(&arguments.key).await? else {
+        let Some(found) = client.locks().lookup(&arguments.key).await? else {
             let key = &arguments.key;
             let rest = match find(&client, key).await {
                 Ok(Some(_)) => format!("; for the semaphore see `leasehold show {key}`"),
@@ -32,8 +32,8 @@ pub(crate) fn run(arguments: &LookupArgs) -> Result<u8, Failure> {
     })
 }
 
-fn as_text(found: &RawLockInfo, raw: bool) -> String {
-    let info = &found.info;
+fn as_text(found: &LockInfo, raw: bool) -> String {
+    let info = &found;
     let held_for = info.acquired_at.elapsed().unwrap_or_default();
     let ends_in = info.expires_at.duration_since(std::time::SystemTime::now()).unwrap_or_default();
     let names = if raw {
@@ -55,8 +55,8 @@ fn as_text(found: &RawLockInfo, raw: bool) -> String {
     })
 }
 
-fn as_json(found: &RawLockInfo, raw: bool) -> Value {
-    let info = &found.info;
+fn as_json(found: &LockInfo, raw: bool) -> Value {
+    let info = &found;
     let mut value = json!({
         "key_hash": info.key_hash,
         "lock_id_hash": info.lock_id_hash,

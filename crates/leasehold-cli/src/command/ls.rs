@@ -4,7 +4,7 @@
 
 use std::time::SystemTime;
 
-use leasehold::{Client, PoolStats, RawLockInfo, SemaphoreStats};
+use leasehold::{Client, LockInfo, PoolStats, SemaphoreStats};
 use serde_json::{Value, json};
 
 use super::limit::{paused_json, rate, rate_json, waits_for};
@@ -66,13 +66,12 @@ async fn semaphores(client: &Client, all: bool) -> Result<Section, Failure> {
 
 /// Lists locks with their keys, but without their ids, because a lock id can release its lock.
 async fn locks(client: &Client) -> Result<Section, Failure> {
-    let locks = client.locks().list_raw(usize::MAX).await?;
+    let locks = client.locks().list(usize::MAX).await?;
     let now = SystemTime::now();
-    let held_for =
-        |lock: &RawLockInfo| now.duration_since(lock.info.acquired_at).unwrap_or_default();
-    let ends_in = |lock: &RawLockInfo| lock.info.expires_at.duration_since(now).unwrap_or_default();
-    let row = |lock: &RawLockInfo| {
-        [lock.key.clone(), ago(held_for(lock)), ago(ends_in(lock)), lock.info.fence.to_string()]
+    let held_for = |lock: &LockInfo| now.duration_since(lock.acquired_at).unwrap_or_default();
+    let ends_in = |lock: &LockInfo| lock.expires_at.duration_since(now).unwrap_or_default();
+    let row = |lock: &LockInfo| {
+        [lock.key.clone(), ago(held_for(lock)), ago(ends_in(lock)), lock.fence.to_string()]
     };
     let titles = ["LOCK", "FOR", "LEASE LEFT", "FENCE"];
     let table = (!locks.is_empty()).then(|| table(titles, &[1, 2], locks.iter().map(row)));
@@ -80,16 +79,16 @@ async fn locks(client: &Client) -> Result<Section, Failure> {
 }
 
 /// Returns a lock as JSON, without its id, which could release it.
-pub(super) fn lock_json(lock: &RawLockInfo) -> Value {
+pub(super) fn lock_json(lock: &LockInfo) -> Value {
     let now = SystemTime::now();
-    let held_for = now.duration_since(lock.info.acquired_at).unwrap_or_default();
-    let ends_in = lock.info.expires_at.duration_since(now).unwrap_or_default();
+    let held_for = now.duration_since(lock.acquired_at).unwrap_or_default();
+    let ends_in = lock.expires_at.duration_since(now).unwrap_or_default();
     json!({
         "key": lock.key,
-        "lock_id_hash": lock.info.lock_id_hash,
+        "lock_id_hash": lock.lock_id_hash,
         "for_seconds": seconds(Some(held_for)),
         "ends_in_seconds": seconds(Some(ends_in)),
-        "fence": lock.info.fence.to_string(),
+        "fence": lock.fence.to_string(),
     })
 }
 

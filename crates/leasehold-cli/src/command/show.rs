@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::time::SystemTime;
 
 use leasehold::{
-    Client, Error, Fence, Member, PoolMember, PoolStats, RawLockInfo, SemaphoreStats, WaitsFor,
+    Client, Error, Fence, LockInfo, Member, PoolMember, PoolStats, SemaphoreStats, WaitsFor,
 };
 use serde_json::{Value, json};
 
@@ -51,8 +51,7 @@ struct NamedResource {
 async fn find_named(client: &Client, name: &str) -> Result<Vec<NamedResource>, Failure> {
     let (mut found, mut refused) = (Vec::new(), None);
     let semaphore = find(client, name).await.map(|one| one.as_ref().map(NamedResource::semaphore));
-    let lock =
-        client.locks().lookup_raw(name).await.map(|one| one.as_ref().map(NamedResource::lock));
+    let lock = client.locks().lookup(name).await.map(|one| one.as_ref().map(NamedResource::lock));
     let pool = client.pools().lookup(name).await.map(|one| one.as_ref().map(NamedResource::pool));
     for (kind, answer) in [("semaphore", semaphore), ("lock", lock), ("pool", pool)] {
         match answer {
@@ -171,8 +170,8 @@ impl NamedResource {
     }
 
     /// Describes a lock without its id, because a lock id can release its lock.
-    fn lock(lock: &RawLockInfo) -> Self {
-        let (info, now) = (&lock.info, SystemTime::now());
+    fn lock(lock: &LockInfo) -> Self {
+        let (info, now) = (&lock, SystemTime::now());
         let held_for = now.duration_since(info.acquired_at).unwrap_or_default();
         let ends_in = info.expires_at.duration_since(now).unwrap_or_default();
         let row = [

@@ -51,8 +51,7 @@ async fn timed<F: Future>(future: F) -> (Duration, F::Output) {
 
 /// Retries only after minutes, so that a waiter that succeeds earlier was notified.
 fn only_when_notified() -> Retry {
-    let retry = Retry::default().delay(MINUTES).max_delay(MINUTES);
-    retry.jitter(Jitter::None).within(2 * MINUTES)
+    Retry::default().delay(MINUTES).max_delay(MINUTES).jitter(Jitter::None)
 }
 
 fn lock(client: &Client) -> crate::Lock {
@@ -569,8 +568,7 @@ async fn a_wait_for_a_lock_ends_at_its_limit_while_wake_ups_keep_coming() {
     });
     let locks = crate::Locks::new(engine).observed(waking);
     let limit = Duration::from_millis(200);
-    let retry = Retry::default().times(1000).within(limit);
-    let lock = locks.lock("k").lease(2 * MINUTES).retry(retry).build().unwrap();
+    let lock = locks.lock("k").lease(2 * MINUTES).within(limit).build().unwrap();
     let _held = lock.try_acquire().await.unwrap().unwrap();
     let error = lock.acquire().await.unwrap_err();
     assert!(matches!(error, Error::TimedOut { .. }), "{error}");
@@ -586,17 +584,17 @@ async fn an_attempt_at_the_end_of_a_wait_gets_time_for_its_answer() {
         let store = store.clone();
         crate::Observer::new(move |_| store.world().delay = Duration::from_millis(150))
     };
-    let retry = Retry::default().within(Duration::from_secs(1));
-    let retry = retry.delay(Duration::from_millis(970)).jitter(Jitter::None);
+    let limit = Duration::from_secs(1);
+    let retry = Retry::default().delay(Duration::from_millis(970)).jitter(Jitter::None);
     let _held = deadline(holder.lock("k").build().unwrap().try_acquire()).await.unwrap().unwrap();
     let locks = waiter.locks().observed(slow_from_now_on);
-    let error =
-        deadline(locks.lock("k").retry(retry).build().unwrap().acquire()).await.unwrap_err();
+    let lock = locks.lock("k").retry(retry).within(limit).build().unwrap();
+    let error = deadline(lock.acquire()).await.unwrap_err();
     assert!(matches!(error, Error::TimedOut { .. }), "{error}");
 
-    let _leased = deadline(holder.pool("p", 1).build().unwrap().lease("a")).await.unwrap();
-    let pool = waiter.pool("p", 1).retry(retry).build().unwrap();
-    let error = deadline(pool.lease("b")).await.unwrap_err();
+    let _leased = deadline(holder.pool("p", 1).build().unwrap().acquire("a")).await.unwrap();
+    let pool = waiter.pool("p", 1).retry(retry).within(limit).build().unwrap();
+    let error = deadline(pool.acquire("b")).await.unwrap_err();
     assert!(matches!(error, Error::TimedOut { .. }), "{error}");
 }
 

@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use leasehold::compat::sync_guard::Settings;
 use leasehold::{
-    Client, Error, ErrorKind, Jitter, Lock, LockEvent, LockOperation, Observer, Retry,
+    Client, Error, ErrorKind, Jitter, LockBuilder, LockEvent, LockOperation, Observer, Retry,
 };
 
 use super::locks::{
@@ -88,8 +89,7 @@ pub async fn a_wait_goes_on_while_the_holder_extends(store: &impl Store) {
 pub async fn a_lock_that_stays_locked_is_an_error(store: &impl Store) {
     let (client, key) = (store.client().await, unique("in vain"));
     let held = acquire(&lock(&client, &key)).await;
-    let limited = only_when_told().within(SHORT);
-    let waiting = client.lock(&key).retry(limited).build().unwrap();
+    let waiting = client.lock(&key).retry(only_when_told()).within(SHORT).build().unwrap();
     let begun = Instant::now();
     let error = deadline(waiting.acquire()).await.unwrap_err();
     assert!(begun.elapsed() >= SHORT, "{:?}", begun.elapsed());
@@ -101,23 +101,24 @@ pub async fn a_lock_that_stays_locked_is_an_error(store: &impl Store) {
     is_free(&client, &key).await;
 }
 
-fn counted(client: &Client, key: &str, retry: Retry) -> (Lock, Arc<AtomicU32>) {
+fn counted(client: &Client, key: &str) -> (LockBuilder, Arc<AtomicU32>) {
     let attempts = Arc::new(AtomicU32::new(0));
     let count = attempts.clone();
     let locks = client.locks().observed(Observer::new(move |event: &LockEvent| {
         assert_eq!(event.operation, LockOperation::Acquire);
         count.fetch_add(1, Ordering::Relaxed);
     }));
-    (locks.lock(key).retry(retry).build().unwrap(), attempts)
+    (locks.lock(key), attempts)
 }
 
 pub async fn a_lock_is_retried_as_often_as_the_policy_allows(store: &impl Store) {
     let (client, key) = (store.client().await, unique("retries"));
     let held = acquire(&lock(&client, &key)).await;
     let delay = Duration::from_millis(10);
-    let retry = Retry::default().delay(delay).multiplier(10.0).jitter(Jitter::None).within(MINUTES);
+    let retry = Retry::default().delay(delay).multiplier(10.0).jitter(Jitter::None);
     for (times, whole) in [(0, 0), (1, 10), (2, 10 + 100)] {
-        let (waiting, attempts) = counted(&client, &key, retry.times(times));
+        let (waiting, attempts) = counted(&client, &key);
+        let waiting = waiting.max_retries(times, retry).build().unwrap();
         let (begun, whole) = (Instant::now(), Duration::from_millis(whole));
         let error = deadline(waiting.acquire()).await.unwrap_err();
         let took = begun.elapsed();
@@ -135,8 +136,9 @@ pub async fn a_wait_may_end_with_a_retry(store: &impl Store) {
     let (client, key) = (store.client().await, unique("asks"));
     let held = acquire(&lock(&client, &key)).await;
     let delay = Duration::from_millis(20);
-    let retry = Retry::default().delay(delay).max_delay(delay).times(10_000).within(MINUTES);
-    let (waiting, attempts) = counted(&client, &key, retry);
+    let (waiting, attempts) = counted(&client, &key);
+    let retry = Retry::default().delay(delay).max_delay(delay);
+    let waiting = waiting.retry(retry).build().unwrap();
     let task = tokio::spawn(async move { waiting.acquire().await });
     eventually(async || attempts.load(Ordering::Relaxed) >= 5).await;
     assert!(release(held).await);

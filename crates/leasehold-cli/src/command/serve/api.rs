@@ -95,9 +95,9 @@ pub(super) async fn locks(State(console): ConsoleArg, request: Parts) -> Respons
     of_snapshot(&console, &request, |latest| {
         let one = |lock| {
             let mut value = lock_json(lock);
-            value["host"] = lock.info.host.clone().into();
-            value["pid"] = lock.info.pid.into();
-            value["label"] = lock.info.label.clone().into();
+            value["host"] = lock.host.clone().into();
+            value["pid"] = lock.pid.into();
+            value["label"] = lock.label.clone().into();
             value
         };
         json!({ "locks": latest.locks.iter().map(one).collect::<Value>() })

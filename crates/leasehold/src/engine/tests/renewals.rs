@@ -49,7 +49,7 @@ async fn a_lease_of_300_ms_is_renewed_at_20_ms_a_round_trip() {
 async fn a_lease_of_a_pool_with_the_defaults_is_renewed_well_within_ten_seconds() {
     let store = Simulated::default();
     let pool = client(&store).pool("p", 1).build().unwrap();
-    let lease = deadline(pool.lease("a")).await.unwrap();
+    let lease = deadline(pool.acquire("a")).await.unwrap();
     let mut longest = Duration::ZERO;
     for _ in 0..10 {
         let (requests, begun) = (store.world().requests.len(), Instant::now());
@@ -66,7 +66,7 @@ async fn a_renewal_that_waits_for_an_extension_does_not_undo_it() {
     let store = Simulated::default();
     let client = client(&store);
     let lease = Duration::from_secs(3);
-    let lock = client.lock("k").lease(lease).auto_extend().build().unwrap();
+    let lock = client.lock("k").lease(lease).build().unwrap();
     let guard = deadline(lock.acquire()).await.unwrap();
     // The extension is in flight when a third of the lease has passed.
     round_trip(&store, lease / 5);
