@@ -547,6 +547,7 @@ fn a_ttl_that_ends_does_not_release_a_shared_lease() {
     let terms = Terms { lease: Some(LEASE), ttl: Some(LEASE.divided_by(2)) };
     client.acquire(Request { terms, queues: false, ..request() });
     client.exchange(vec![held(LEASE)]);
+    client.notices();
     let (other, _) = client.hold_the_lease();
     client.pass(LEASE.divided_by(2));
     assert!(client.notices().iter().any(|notice| is_lost(notice, LossReason::TtlEnded)));

@@ -97,7 +97,7 @@ pub async fn numbers_that_cannot_be_are_refused(store: &impl Store) {
     assert_refused(client.semaphore(&name, 0).build(), "capacity", &["it is 0", "minimum is 1"]);
     assert_refused(with(|b| b.ttl(Duration::ZERO)), "ttl", &["0s", "longer than zero"]);
     let zero = with(|b| b.within(Duration::ZERO));
-    assert_refused(zero, "max_acquire_time", &["0s", "longer than zero"]);
+    assert_refused(zero, "within", &["0s", "longer than zero"]);
     let zero = with(|b| b.lease(Duration::ZERO));
     assert_refused(zero, "lease", &["0ns", "300ms"]);
     let short = with(|b| b.lease(Duration::from_millis(299)));
