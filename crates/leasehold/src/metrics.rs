@@ -33,8 +33,8 @@
 //! - A gauge counts this process only. Clients with the same labels are counted together. For everything that a store
 //!   holds, query [`Client::stats`](crate::Client::stats).
 //! - An acquire counts as waiting from its first poll until it has an outcome. A try never counts as waiting.
-//! - A permit counts as held from the moment when its acquire returned. A detached permit still counts as held. A
-//!   detached lock does not, because the client no longer tracks it.
+//! - A permit counts as held from the moment when its acquire returned. What was detached does not count as held,
+//!   because the client no longer tracks it.
 //! - [`Pool::acquire`](crate::Pool::acquire), [`renew`](crate::Pool::renew) and [`release`](crate::Pool::release) have
 //!   no guard. They count as acquires and renewals, and change neither `leasehold_held` nor `leasehold_hold_seconds`.
 //! - [`Locks::acquire_as`](crate::Locks::acquire_as), and extensions and releases by a lock id, are not counted.

@@ -194,11 +194,27 @@ impl Permit {
         semaphore.spec.named.release(self.id, &semaphore.spec, by).done().await
     }
 
-    /// Drops the guard but keeps the permit. The permit stays held, and is renewed, until it is released by its id with
-    /// [`Semaphore::release`](crate::Semaphore::release), until its TTL ends, or until its client is closed or dropped.
+    /// Drops the guard but keeps the permit, and returns its id. The client no longer renews it.
+    ///
+    /// [`Semaphore::extend`](crate::Semaphore::extend) and [`Semaphore::release`](crate::Semaphore::release) renew and
+    /// release it by its id. On Redis it expires with its lease unless it is renewed. In memory and on one host, where
+    /// permits need no renewal, it ends with its client. Its TTL ends it on every store.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// let api = leasehold::Client::memory().semaphore("api", 5).build()?;
+    /// let id = api.acquire().await?.detach();
+    /// assert!(api.extend(&id).await?);
+    /// assert!(api.release(&id).await?);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use = "without its id the permit cannot be released"]
     pub fn detach(mut self) -> AcquisitionId {
-        self.semaphore = None;
+        if let Some(semaphore) = self.semaphore.take() {
+            semaphore.spec.named.detach(self.id);
+        }
         self.id
     }
 

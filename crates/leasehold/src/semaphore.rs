@@ -147,6 +147,27 @@ impl Semaphore {
         self.acquire().with(work).await
     }
 
+    /// Renews a permit once by its id, for example one that was [detached](Permit::detach). Returns `false` if the id
+    /// holds no permit.
+    ///
+    /// The permit is then valid for the [lease](SemaphoreBuilder::lease) of this semaphore, up to its TTL. In memory and
+    /// on one host, where permits need no renewal, this only checks whether the permit is held.
+    ///
+    /// # Errors
+    /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
+    /// - [`Error::Refused`] if the store denies the request.
+    /// - [`Error::InvalidArgument`] if another program uses the semaphore's keys on Redis.
+    /// - [`Error::Stopped`] if the client's background thread is not running.
+    /// - [`Error::Closed`] after [`Client::close`](crate::Client::close).
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the permit may or may not be renewed.
+    pub async fn extend(&self, id: &AcquisitionId) -> Result<bool, Error> {
+        let SemaphoreInner { spec, engine } = &*self.inner;
+        engine.core().check_open()?;
+        spec.named.extend(*id, spec.terms).await
+    }
+
     /// Releases a permit by its id, for example one that was [detached](Permit::detach), or cancels an acquire that
     /// waits. Returns `true` if the id held a permit or waited until now. Returns `false` for an unknown id, which is not
     /// an error.
