@@ -130,7 +130,7 @@ impl Client {
     /// - `ttl`: the longest time that a permit may be held. After that it is lost. By default there is no limit.
     /// - `lease`: on Redis, how long a holder or waiter may be silent before it loses its permit or its place (30 s). The client renews
     ///   the lease in the background.
-    /// - `max_acquire_time`: the longest wait of an acquire. After that it raises TimedOut. By default there is no limit.
+    /// - `within`: the longest wait of an acquire. After that it raises TimedOut. By default there is no limit.
     /// - `label`: a text that statistics show beside the holders and waiters of this object.
     /// - `numbered`: whether each permit has a `slot_number`.
     /// - `rate`: with `(100, 60)`, never more than 100 permits start in any minute, evenly spread. A rate stays until
@@ -139,7 +139,7 @@ impl Client {
     ///   others are slowed down: `(100, 60)` with a burst of 10 grants 91 per minute in the long run.
     /// - `unless_declared`: whether `capacity` applies only if the store has none yet.
     #[pyo3(signature = (
-        name, capacity=None, *, ttl=None, lease=None, max_acquire_time=None, label=None, numbered=false, rate=None, burst=None,
+        name, capacity=None, *, ttl=None, lease=None, within=None, label=None, numbered=false, rate=None, burst=None,
         unless_declared=false
     ))]
     #[allow(clippy::too_many_arguments)]
@@ -150,7 +150,7 @@ impl Client {
         capacity: Option<Number<u32>>,
         ttl: Option<Seconds>,
         lease: Option<Seconds>,
-        max_acquire_time: Option<Seconds>,
+        within: Option<Seconds>,
         label: Option<String>,
         numbered: bool,
         rate: Option<(Number<u64>, Seconds)>,
@@ -162,7 +162,7 @@ impl Client {
             declares: capacity.is_some() && !unless_declared,
             ttl: given(ttl),
             lease: given(lease),
-            max_acquire_time: given(max_acquire_time),
+            within: given(within),
             label,
             numbered,
             rate: rate.map(|(starts, period)| (starts.0, period.0)),
@@ -195,7 +195,7 @@ impl Client {
             declares: false,
             ttl: None,
             lease: None,
-            max_acquire_time: None,
+            within: None,
             label,
             numbered: false,
             rate: Some((starts.0, period.0)),
@@ -207,27 +207,26 @@ impl Client {
 
     /// Returns a fenced lock. All durations are in seconds.
     ///
-    /// - `lease`: how long the holder may be silent before the lock expires (30 s).
-    /// - `auto_extend`: whether the client renews the lock in the background. If not, the lock expires after `lease` unless
-    ///   `LockGuard.extend` extends it.
+    /// - `lease`: how long the holder may be silent before the lock expires (30 s). The client renews the lease in the background.
+    /// - `ttl`: the longest time that the lock may be held. After that it is lost. By default there is no limit.
     /// - `label`: a text that a lookup shows beside the holder.
     /// - `within`: the longest wait of an acquire. After that it raises TimedOut. By default there is no limit.
-    /// - `retry`: the retry policy of a waiting acquire. By default it retries until `within` ends, at most 2 s apart.
-    #[pyo3(signature = (key, *, lease=None, auto_extend=true, label=None, within=None, retry=None))]
+    /// - `retry`: the delays between the attempts of a waiting acquire: by default from 0.1 s to 5 s.
+    #[pyo3(signature = (key, *, lease=None, ttl=None, label=None, within=None, retry=None))]
     #[allow(clippy::too_many_arguments)]
     fn lock(
         &self,
         py: Python<'_>,
         key: String,
         lease: Option<Seconds>,
-        auto_extend: bool,
+        ttl: Option<Seconds>,
         label: Option<String>,
         within: Option<Seconds>,
         retry: Option<RetryPolicy>,
     ) -> PyResult<Py<Lock>> {
         log::refresh(py);
-        let options =
-            LockOptions { lease: given(lease), auto_extend, label, within: given(within), retry };
+        let (lease, ttl, within) = (given(lease), given(ttl), given(within));
+        let options = LockOptions { lease, ttl, label, within, retry };
         Lock::declared(py, self.shared.clone(), key, options)
     }
 
@@ -239,22 +238,26 @@ impl Client {
 
     /// Returns a pool of `capacity` leases. All durations are in seconds.
     ///
-    /// - `lease`: how long an instance may be silent before its lease expires (30 s). Use the same value in all programs.
-    /// - `within`: the longest wait of `Pool.lease`. After that it raises TimedOut. By default there is no limit.
-    /// - `retry`: the retry policy of `Pool.lease` while the pool is full. By default it retries until `within` ends, at most 2 s apart.
-    #[pyo3(signature = (name, capacity, *, lease=None, within=None, retry=None))]
+    /// - `lease`: how long an instance may be silent before its lease expires (30 s). Use the same value in all programs. The client
+    ///   renews the lease in the background.
+    /// - `ttl`: the longest time that a lease may be held. After that it is lost. By default there is no limit.
+    /// - `within`: the longest wait of an acquire. After that it raises TimedOut. By default there is no limit.
+    /// - `retry`: the delays between the attempts of a waiting acquire: by default from 0.1 s to 5 s.
+    #[pyo3(signature = (name, capacity, *, lease=None, ttl=None, within=None, retry=None))]
+    #[allow(clippy::too_many_arguments)]
     fn pool(
         &self,
         py: Python<'_>,
         name: String,
         capacity: Number<u32>,
         lease: Option<Seconds>,
+        ttl: Option<Seconds>,
         within: Option<Seconds>,
         retry: Option<RetryPolicy>,
     ) -> PyResult<Pool> {
         log::refresh(py);
-        let options =
-            PoolOptions { capacity: capacity.0, lease: given(lease), within: given(within), retry };
+        let (lease, ttl, within) = (given(lease), given(ttl), given(within));
+        let options = PoolOptions { capacity: capacity.0, lease, ttl, within, retry };
         Pool::declared(self.shared.clone(), name, options)
     }
 

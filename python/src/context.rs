@@ -74,7 +74,7 @@ impl Context {
             Source::Semaphore { declared, within, weight } => declared.acquire(*within, *weight)?.0,
             Source::Lock(declared, within) => declared.acquire_within(*within),
             Source::Pool(declared, instance, within) => {
-                declared.lease_within(instance.clone(), *within)
+                declared.acquire_within(instance.clone(), *within)
             }
         })
     }

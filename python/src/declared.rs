@@ -69,11 +69,6 @@ impl<O: Options> Declared<O> {
         self.keep(&engine)
     }
 
-    /// As `opened`, with other options than those of the declaration.
-    pub(crate) async fn opened_with(&self, options: O) -> Result<O::Built, Failure> {
-        options.build(&self.client.opened().await?, &self.name)
-    }
-
     fn keep(&self, engine: &Engine) -> Result<O::Built, Failure> {
         let built = self.options.build(engine, &self.name)?;
         let before = lock(&self.built).replace(PerProcess::new(built.clone()));

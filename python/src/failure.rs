@@ -48,7 +48,6 @@ impl From<Failure> for PyErr {
 pub(crate) fn reason(reason: LossReason) -> &'static str {
     match reason {
         LossReason::TtlEnded => "ttl-ended",
-        LossReason::LeaseEnded => "lease-ended",
         LossReason::NotRenewed => "not-renewed",
         LossReason::Missing => "missing",
         LossReason::Released => "released",

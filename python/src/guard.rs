@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use leasehold::{
-    LockGuard as EngineGuard, LossReason, Lost, Permit as EnginePermit, PoolLease as EngineLease,
-    Primitive,
+    Guard, LockGuard as EngineGuard, LossReason, Lost, Permit as EnginePermit,
+    PoolLease as EngineLease, Primitive,
 };
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -30,21 +30,20 @@ pub(crate) enum Grant {
 }
 
 impl Grant {
-    pub(crate) fn check(&self) -> Result<(), Failure> {
+    fn engine(&self) -> &dyn Guard {
         match self {
-            Self::Permit(permit, _) => permit.check()?,
-            Self::Lock(guard, _) => guard.check()?,
-            Self::Lease(lease, _) => lease.check()?,
+            Self::Permit(permit, _) => permit,
+            Self::Lock(guard, _) => &**guard,
+            Self::Lease(lease, _) => lease,
         }
-        Ok(())
+    }
+
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        Ok(self.engine().check()?)
     }
 
     pub(crate) fn lost(&self) -> Lost {
-        match self {
-            Self::Permit(permit, _) => permit.lost(),
-            Self::Lock(guard, _) => guard.lost(),
-            Self::Lease(lease, _) => lease.lost(),
-        }
+        self.engine().lost()
     }
 
     /// Resolves to whether it was held. The release continues if the future is dropped.
@@ -197,6 +196,12 @@ impl Slot {
         }))
     }
 
+    /// Returns for how many seconds it stays valid without another renewal; None if it does not expire.
+    fn valid_for(&self) -> Result<Option<f64>, Failure> {
+        let valid_until = |grant: &Grant| grant.engine().valid_until().map(seconds_until);
+        Ok(self.with(valid_until)?.unwrap_or(Some(0.0)))
+    }
+
     /// The release is sent when it is awaited, or else when it is dropped.
     fn release(&self, name: &'static str) -> Result<Pending, Failure> {
         let grant = self.take()?;
@@ -277,11 +282,7 @@ impl Permit {
     /// How many seconds the permit stays valid without another renewal; None if it does not expire.
     #[getter]
     fn valid_for(&self) -> PyResult<Option<f64>> {
-        let valid_until = |grant: &Grant| match grant {
-            Grant::Permit(permit, _) => permit.valid_until().map(seconds_until),
-            _ => None,
-        };
-        Ok(self.slot.with(valid_until)?.unwrap_or(Some(0.0)))
+        Ok(self.slot.valid_for()?)
     }
 
     /// Raises Lost if the permit was lost or released.
@@ -351,7 +352,7 @@ impl LockGuard {
 impl LockGuard {
     /// The key of the lock.
     #[getter]
-    fn key(&self) -> &str {
+    fn name(&self) -> &str {
         self.declared.name()
     }
 
@@ -373,13 +374,10 @@ impl LockGuard {
         Ok(self.guard(|guard| values::timestamp(guard.expires_at()))?)
     }
 
-    /// How many seconds the lock stays valid without another extension.
+    /// How many seconds the lock stays valid without another renewal. It is never None.
     #[getter]
-    fn valid_for(&self) -> PyResult<f64> {
-        match self.guard(|guard| seconds_until(guard.valid_until())) {
-            Err(Failure::Released { .. }) => Ok(0.0),
-            seconds => Ok(seconds?),
-        }
+    fn valid_for(&self) -> PyResult<Option<f64>> {
+        Ok(self.slot.valid_for()?)
     }
 
     /// Raises Lost if the lock was lost or released.
@@ -392,18 +390,15 @@ impl LockGuard {
         Ok(self.slot.lost("LockGuard.lost")?)
     }
 
-    /// Lets the lock expire `ttl` seconds from now, whatever was left of its lease. Raises Lost if the lock was lost.
-    fn extend(&self, ttl: Seconds) -> PyResult<Pending> {
+    /// Lets the lock expire `lease` seconds from now, whatever was left of its lease. Raises Lost if the lock was lost.
+    ///
+    /// Once less is left than the lease that the lock was declared with, the client renews it again.
+    fn extend(&self, lease: Seconds) -> PyResult<Pending> {
         let guard = self.guard(Arc::clone)?;
         Ok(Pending::of("LockGuard.extend", async move {
-            guard.extend(ttl.0).await?;
+            guard.extend(lease.0).await?;
             Ok(Value::None)
         }))
-    }
-
-    /// Renews the lock in the background from now on, each time a third of its lease has passed.
-    fn auto_extend(&self) -> PyResult<()> {
-        Ok(self.guard(|guard| guard.auto_extend())?)
     }
 
     /// Releases the lock. Returns True once the store has released it; False if it was lost or released before.
@@ -415,7 +410,8 @@ impl LockGuard {
 
     /// Detaches the lock from this object, and returns its lock id.
     ///
-    /// The lock stays held until its lease ends or `Locks.release` releases it. The client no longer renews it.
+    /// The client no longer renews it or ends it with its TTL: it stays held until its lease ends, or until `Locks.release`
+    /// releases it. `Locks.extend` extends it.
     fn detach(&self) -> PyResult<String> {
         // Before it is taken: a lock that cannot be detached stays held.
         if self.guard(Arc::strong_count)? > 1 {
@@ -447,7 +443,7 @@ pub(crate) struct PoolLease {
 
 impl PoolLease {
     fn new(lease: EngineLease, declared: Arc<DeclaredPool>) -> Self {
-        let instance_id = lease.instance_id().to_owned();
+        let instance_id = lease.id().to_owned();
         Self { slot: Slot::new(Grant::Lease(lease, declared.clone())), instance_id, declared }
     }
 }
@@ -456,24 +452,20 @@ impl PoolLease {
 impl PoolLease {
     /// The name of the pool.
     #[getter]
-    fn pool(&self) -> &str {
+    fn name(&self) -> &str {
         self.declared.name()
     }
 
     /// The instance that holds the lease.
     #[getter]
-    fn instance_id(&self) -> &str {
+    fn id(&self) -> &str {
         &self.instance_id
     }
 
-    /// How many seconds the lease stays valid without another renewal.
+    /// How many seconds the lease stays valid without another renewal. It is never None.
     #[getter]
-    fn valid_for(&self) -> PyResult<f64> {
-        let valid_until = |grant: &Grant| match grant {
-            Grant::Lease(lease, _) => seconds_until(lease.valid_until()),
-            _ => 0.0,
-        };
-        Ok(self.slot.with(valid_until)?.unwrap_or(0.0))
+    fn valid_for(&self) -> PyResult<Option<f64>> {
+        Ok(self.slot.valid_for()?)
     }
 
     /// Raises Lost if the lease was lost or released.
@@ -491,6 +483,17 @@ impl PoolLease {
     /// If this is never awaited, the lease is released in the background, with a RuntimeWarning.
     fn release(&self) -> PyResult<Pending> {
         Ok(self.slot.release("PoolLease.release")?)
+    }
+
+    /// Detaches the lease from this object, and returns its instance id.
+    ///
+    /// The client no longer renews it or ends it with its TTL: it stays held until it expires, or until `Pool.release`
+    /// releases it. `Pool.extend` renews it.
+    fn detach(&self) -> PyResult<String> {
+        match self.slot.take()? {
+            Some(Grant::Lease(lease, _)) => Ok(lease.detach()),
+            _ => Err(released(Primitive::Pool, self.declared.name()).into()),
+        }
     }
 
     fn __repr__(&self) -> String {

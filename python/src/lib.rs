@@ -82,6 +82,7 @@ fn _leasehold(py: Python<'_>, module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<lock::Lock>()?;
     module.add_class::<lock::Locks>()?;
     module.add_class::<pending::Pending>()?;
+    module.add_class::<pool::LuaPool>()?;
     module.add_class::<pool::Pool>()?;
     module.add_class::<semaphore::Semaphore>()?;
     module.add_function(wrap_pyfunction!(_after_fork_in_child, module)?)?;

@@ -13,69 +13,42 @@ use crate::context::{Context, Source};
 use crate::declared::{Declared, Options};
 use crate::failure::Failure;
 use crate::guard::Grant;
-use crate::numbers::{Number, whole};
+use crate::numbers::whole;
 use crate::pending::{Completion, Id, Outcome, Pending, Value, Work};
 use crate::seconds::{Seconds, given};
 use crate::values;
 
-/// The retry policy of an acquire of a lock or a pool: the attributes of a `leasehold.Retry`.
+/// The attributes of a `leasehold.Retry`.
 #[derive(Clone, Copy)]
-pub(crate) struct RetryPolicy {
-    times: Number<u32>,
-    delay: Seconds,
-    multiplier: f64,
-    max_delay: Seconds,
-    jitter: Jitter,
-}
+pub(crate) struct RetryPolicy(pub(crate) Retry);
 
 impl<'py> FromPyObject<'_, 'py> for RetryPolicy {
     type Error = PyErr;
 
     fn extract(retry: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let (delay, max_delay): (Seconds, Seconds) =
+            (retry.getattr("delay")?.extract()?, retry.getattr("max_delay")?.extract()?);
         let jitter: String = retry.getattr("jitter")?.extract()?;
-        Ok(Self {
-            times: retry.getattr("times")?.extract()?,
-            delay: retry.getattr("delay")?.extract()?,
-            multiplier: retry.getattr("multiplier")?.extract()?,
-            max_delay: retry.getattr("max_delay")?.extract()?,
-            jitter: match &*jitter {
-                "equal" => Jitter::Equal,
-                "full" => Jitter::Full,
-                "none" => Jitter::None,
-                _ => {
-                    let expected = "expected \"equal\", \"full\" or \"none\"";
-                    return Err(Failure::Invalid(format!(
-                        "invalid jitter: {jitter:?}: {expected}"
-                    ))
-                    .into());
-                }
-            },
-        })
+        let jitter = match &*jitter {
+            "equal" => Jitter::Equal,
+            "full" => Jitter::Full,
+            "none" => Jitter::None,
+            _ => {
+                let expected = "expected \"equal\", \"full\" or \"none\"";
+                let problem = format!("invalid jitter: {jitter:?}: {expected}");
+                return Err(Failure::Invalid(problem).into());
+            }
+        };
+        let delays = Retry::default().delay(delay.0).max_delay(max_delay.0).jitter(jitter);
+        Ok(Self(delays.multiplier(retry.getattr("multiplier")?.extract()?)))
     }
-}
-
-/// Without a limit: more than a hundred years.
-const FOREVER: Duration = Duration::from_secs(u32::MAX as u64);
-
-/// Returns the retry policy. By default an acquire retries until its time limit, at most 2 s apart.
-pub(crate) fn retry(retrying: Option<RetryPolicy>, within: Option<Duration>) -> Retry {
-    let retry = match retrying {
-        Some(retrying) => Retry::default()
-            .times(retrying.times.0)
-            .delay(retrying.delay.0)
-            .multiplier(retrying.multiplier)
-            .max_delay(retrying.max_delay.0)
-            .jitter(retrying.jitter),
-        None => Retry::default().times(u32::MAX).max_delay(Duration::from_secs(2)),
-    };
-    retry.within(within.unwrap_or(FOREVER))
 }
 
 /// How a lock was declared.
 #[derive(Clone)]
 pub(crate) struct LockOptions {
     pub(crate) lease: Option<Duration>,
-    pub(crate) auto_extend: bool,
+    pub(crate) ttl: Option<Duration>,
     pub(crate) label: Option<String>,
     pub(crate) within: Option<Duration>,
     pub(crate) retry: Option<RetryPolicy>,
@@ -85,12 +58,18 @@ impl Options for LockOptions {
     type Built = EngineLock;
 
     fn build(&self, engine: &Engine, name: &str) -> Result<EngineLock, Failure> {
-        let mut builder = engine.lock(name).retry(retry(self.retry, self.within));
+        let mut builder = engine.lock(name);
         if let Some(lease) = self.lease {
             builder = builder.lease(lease);
         }
-        if self.auto_extend {
-            builder = builder.auto_extend();
+        if let Some(ttl) = self.ttl {
+            builder = builder.ttl(ttl);
+        }
+        if let Some(within) = self.within {
+            builder = builder.within(within);
+        }
+        if let Some(RetryPolicy(retry)) = self.retry {
+            builder = builder.retry(retry);
         }
         if let Some(label) = &self.label {
             builder = builder.label(label);
@@ -106,15 +85,11 @@ impl DeclaredLock {
     pub(crate) fn acquire_within(self: &Arc<Self>, within: Option<Duration>) -> Work {
         let declared = self.clone();
         Work::boxed(async move {
-            let lock = match within {
-                Some(_) => {
-                    let options = LockOptions { within, ..declared.options().clone() };
-                    declared.opened_with(options).await?
-                }
-                None => declared.opened().await?,
-            };
-            let guard = lock.acquire().await?;
-            Ok(Value::Grant(Some(Grant::Lock(Arc::new(guard), declared))))
+            let mut acquire = declared.opened().await?.acquire();
+            if let Some(within) = within {
+                acquire = acquire.within(within);
+            }
+            Ok(Value::Grant(Some(Grant::Lock(Arc::new(acquire.await?), declared))))
         })
     }
 }
@@ -144,7 +119,7 @@ impl Lock {
 impl Lock {
     /// The key.
     #[getter]
-    fn key(&self) -> &str {
+    fn name(&self) -> &str {
         self.declared.name()
     }
 
@@ -177,7 +152,7 @@ impl Lock {
     }
 
     fn __repr__(&self) -> String {
-        format!("<leasehold.Lock {:?}>", self.key())
+        format!("<leasehold.Lock {:?}>", self.name())
     }
 }
 
@@ -209,10 +184,10 @@ fn lock_id(id: &str) -> Result<LockId, Failure> {
 impl Locks {
     /// Acquires the lock with this key if it is free; otherwise returns None.
     ///
-    /// There is no guard: the lock expires after `ttl` seconds unless it is extended or released by its lock id.
-    fn acquire(&self, key: String, ttl: Seconds) -> Pending {
+    /// There is no guard: the lock expires after `lease` seconds unless it is extended or released by its lock id.
+    fn acquire(&self, key: String, lease: Seconds) -> Pending {
         self.operation("Locks.acquire", move |locks| async move {
-            let held = locks.acquire(&key, ttl.0).await?;
+            let held = locks.acquire(&key, lease.0).await?;
             Ok(held.map_or(Value::None, |held| Value::made(move |py| values::held_lock(py, &held))))
         })
     }
@@ -225,11 +200,11 @@ impl Locks {
         }))
     }
 
-    /// Lets the lock with this lock id expire `ttl` seconds from now. Returns whether it was held.
-    fn extend(&self, lock_id: &str, ttl: Seconds) -> PyResult<Pending> {
+    /// Lets the lock with this lock id expire `lease` seconds from now. Returns whether it was held.
+    fn extend(&self, lock_id: &str, lease: Seconds) -> PyResult<Pending> {
         let id = self::lock_id(lock_id)?;
         Ok(self.operation("Locks.extend", move |locks| async move {
-            Ok(Value::Bool(locks.extend(&id, ttl.0).await?))
+            Ok(Value::Bool(locks.extend(&id, lease.0).await?))
         }))
     }
 
@@ -251,7 +226,7 @@ impl Locks {
     /// Returns the lock with this key; None if it is not held.
     fn lookup(&self, key: String) -> Pending {
         self.operation("Locks.lookup", move |locks| async move {
-            let info = locks.lookup_raw(&key).await?;
+            let info = locks.lookup(&key).await?;
             Ok(info.map_or(Value::None, |info| Value::made(move |py| values::lock_info(py, &info))))
         })
     }
@@ -260,7 +235,7 @@ impl Locks {
     fn lookup_id(&self, lock_id: &str) -> PyResult<Pending> {
         let id = self::lock_id(lock_id)?;
         Ok(self.operation("Locks.lookup_id", move |locks| async move {
-            let info = locks.lookup_id_raw(&id).await?;
+            let info = locks.lookup(&id).await?;
             Ok(info.map_or(Value::None, |info| Value::made(move |py| values::lock_info(py, &info))))
         }))
     }
@@ -269,7 +244,7 @@ impl Locks {
     #[pyo3(signature = (limit=100))]
     fn list(&self, #[pyo3(from_py_with = whole)] limit: usize) -> Pending {
         self.operation("Locks.list", move |locks| async move {
-            let all = locks.list_raw(limit).await?;
+            let all = locks.list(limit).await?;
             Ok(Value::made(move |py| values::lock_infos(py, &all)))
         })
     }

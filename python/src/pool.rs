@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold::{Client as Engine, Pool as EnginePool, PoolAnswer};
+use leasehold::compat::lua_pool::{LuaPool as EngineLuaPool, PoolAnswer};
+use leasehold::{Client as Engine, Pool as EnginePool};
 use pyo3::prelude::*;
 
 use crate::client::Shared;
@@ -11,8 +12,8 @@ use crate::context::{Context, Source};
 use crate::declared::{Declared, Options};
 use crate::failure::Failure;
 use crate::guard::Grant;
-use crate::lock::{RetryPolicy, retry};
-use crate::pending::{Pending, Value, Work};
+use crate::lock::RetryPolicy;
+use crate::pending::{Completion, Id, Pending, Value, Work};
 use crate::seconds::{Seconds, given};
 use crate::values;
 
@@ -21,6 +22,7 @@ use crate::values;
 pub(crate) struct PoolOptions {
     pub(crate) capacity: u32,
     pub(crate) lease: Option<Duration>,
+    pub(crate) ttl: Option<Duration>,
     pub(crate) within: Option<Duration>,
     pub(crate) retry: Option<RetryPolicy>,
 }
@@ -29,9 +31,18 @@ impl Options for PoolOptions {
     type Built = EnginePool;
 
     fn build(&self, engine: &Engine, name: &str) -> Result<EnginePool, Failure> {
-        let mut builder = engine.pool(name, self.capacity).retry(retry(self.retry, self.within));
+        let mut builder = engine.pool(name, self.capacity);
         if let Some(lease) = self.lease {
             builder = builder.lease(lease);
+        }
+        if let Some(ttl) = self.ttl {
+            builder = builder.ttl(ttl);
+        }
+        if let Some(within) = self.within {
+            builder = builder.within(within);
+        }
+        if let Some(RetryPolicy(retry)) = self.retry {
+            builder = builder.retry(retry);
         }
         Ok(builder.build()?)
     }
@@ -41,22 +52,18 @@ pub(crate) type DeclaredPool = Declared<PoolOptions>;
 
 impl DeclaredPool {
     /// With a limit of its own, or else that of the declaration.
-    pub(crate) fn lease_within(
+    pub(crate) fn acquire_within(
         self: &Arc<Self>,
         instance: String,
         within: Option<Duration>,
     ) -> Work {
         let declared = self.clone();
         Work::boxed(async move {
-            let pool = match within {
-                Some(_) => {
-                    let options = PoolOptions { within, ..declared.options().clone() };
-                    declared.opened_with(options).await?
-                }
-                None => declared.opened().await?,
-            };
-            let lease = pool.lease(&instance).await?;
-            Ok(Value::Grant(Some(Grant::Lease(lease, declared))))
+            let mut acquire = declared.opened().await?.acquire(&instance);
+            if let Some(within) = within {
+                acquire = acquire.within(within);
+            }
+            Ok(Value::Grant(Some(Grant::Lease(acquire.await?, declared))))
         })
     }
 }
@@ -98,39 +105,21 @@ impl Pool {
         self.declared.options().capacity
     }
 
-    /// Acquires a lease for the instance if one is free, or renews the lease that it holds.
+    /// Waits for a lease of the instance and returns it. The client renews the lease in the background.
     ///
-    /// The client does not renew this lease in the background: call `renew` before it expires, or use `lease`.
-    fn acquire(&self, instance_id: String) -> Pending {
-        self.declared.operation("Pool.acquire", move |pool| async move {
-            let answer = pool.acquire(&instance_id).await?;
-            Ok(answered(answer.status.as_str(), &answer))
-        })
+    /// `within` is the longest wait, in seconds. By default it is that of the pool.
+    #[pyo3(signature = (instance_id, *, within=None))]
+    fn acquire(&self, instance_id: String, within: Option<Seconds>) -> Pending {
+        let work = self.declared.acquire_within(instance_id, given(within));
+        Pending::new(work, Completion::Return("Pool.acquire"), Id::None)
     }
 
-    /// Renews the lease of the instance.
-    fn renew(&self, instance_id: String) -> Pending {
-        self.declared.operation("Pool.renew", move |pool| async move {
-            let answer = pool.renew(&instance_id).await?;
-            Ok(answered(answer.status.as_str(), &answer))
-        })
-    }
-
-    /// Releases the lease of the instance.
-    fn release(&self, instance_id: String) -> Pending {
-        self.declared.operation("Pool.release", move |pool| async move {
-            let answer = pool.release(&instance_id).await?;
-            Ok(answered(answer.status.as_str(), &answer))
-        })
-    }
-
-    /// Removes expired leases, and returns how many leases are held and how many were removed.
-    fn count(&self) -> Pending {
-        self.declared.operation("Pool.count", move |pool| async move {
-            let count = pool.count().await?;
-            Ok(Value::made(move |py| {
-                values::pool_count(py, count.current_count, count.expired_count)
-            }))
+    /// Returns a lease of the instance if one is free; otherwise None. The client renews the lease in the background.
+    fn try_acquire(&self, instance_id: String) -> Pending {
+        let declared = self.declared.clone();
+        self.declared.operation("Pool.try_acquire", move |pool| async move {
+            let lease = pool.try_acquire(&instance_id).await?;
+            Ok(Value::Grant(lease.map(|lease| Grant::Lease(lease, declared))))
         })
     }
 
@@ -148,16 +137,71 @@ impl Pool {
         )
     }
 
-    /// Returns a lease if one is free; otherwise None. The client renews the lease in the background.
-    fn try_lease(&self, instance_id: String) -> Pending {
-        let declared = self.declared.clone();
-        self.declared.operation("Pool.try_lease", move |pool| async move {
-            let lease = pool.try_lease(&instance_id).await?;
-            Ok(Value::Grant(lease.map(|lease| Grant::Lease(lease, declared))))
+    /// Renews the lease of the instance once, such as one that was detached. Returns whether it was held.
+    fn extend(&self, instance_id: String) -> Pending {
+        self.declared.operation("Pool.extend", move |pool| async move {
+            Ok(Value::Bool(pool.extend(&instance_id).await?))
+        })
+    }
+
+    /// Releases the lease of the instance. Returns whether it was held.
+    fn release(&self, instance_id: String) -> Pending {
+        self.declared.operation("Pool.release", move |pool| async move {
+            Ok(Value::Bool(pool.release(&instance_id).await?))
         })
     }
 
     fn __repr__(&self) -> String {
         format!("<leasehold.Pool {:?} capacity={}>", self.name(), self.capacity())
+    }
+}
+
+/// A pool whose calls answer with the statuses and counts of the Lua scripts of osparc's `DistributedSemaphore`.
+///
+/// No lease has a guard, and nothing runs between the calls. It shares its leases with the pool that it is made of.
+#[pyclass(frozen, weakref, module = "leasehold.compat.lua_pool")]
+pub(crate) struct LuaPool {
+    declared: Arc<DeclaredPool>,
+}
+
+#[pymethods]
+impl LuaPool {
+    #[new]
+    fn new(pool: &Bound<'_, Pool>) -> Self {
+        Self { declared: pool.get().declared.clone() }
+    }
+
+    /// Acquires a lease for the instance if one is free, or renews the lease that it holds.
+    fn acquire(&self, instance_id: String) -> Pending {
+        self.declared.operation("LuaPool.acquire", move |pool| async move {
+            let answer = EngineLuaPool::new(pool).acquire(&instance_id).await?;
+            Ok(answered(answer.status.as_str(), &answer))
+        })
+    }
+
+    /// Renews the lease of the instance.
+    fn renew(&self, instance_id: String) -> Pending {
+        self.declared.operation("LuaPool.renew", move |pool| async move {
+            let answer = EngineLuaPool::new(pool).renew(&instance_id).await?;
+            Ok(answered(answer.status.as_str(), &answer))
+        })
+    }
+
+    /// Releases the lease of the instance.
+    fn release(&self, instance_id: String) -> Pending {
+        self.declared.operation("LuaPool.release", move |pool| async move {
+            let answer = EngineLuaPool::new(pool).release(&instance_id).await?;
+            Ok(answered(answer.status.as_str(), &answer))
+        })
+    }
+
+    /// Removes expired leases, and returns how many leases are held and how many were removed.
+    fn count(&self) -> Pending {
+        self.declared.operation("LuaPool.count", move |pool| async move {
+            let count = EngineLuaPool::new(pool).count().await?;
+            Ok(Value::made(move |py| {
+                values::pool_count(py, count.current_count, count.expired_count)
+            }))
+        })
     }
 }

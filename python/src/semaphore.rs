@@ -22,7 +22,7 @@ pub(crate) struct SemaphoreOptions {
     pub(crate) declares: bool,
     pub(crate) ttl: Option<Duration>,
     pub(crate) lease: Option<Duration>,
-    pub(crate) max_acquire_time: Option<Duration>,
+    pub(crate) within: Option<Duration>,
     pub(crate) label: Option<String>,
     pub(crate) numbered: bool,
     pub(crate) rate: Option<(u64, Duration)>,
@@ -48,8 +48,8 @@ impl Options for SemaphoreOptions {
         if let Some(lease) = self.lease {
             builder = builder.lease(lease);
         }
-        if let Some(limit) = self.max_acquire_time {
-            builder = builder.max_acquire_time(limit);
+        if let Some(limit) = self.within {
+            builder = builder.within(limit);
         }
         if let Some(label) = &self.label {
             builder = builder.label(label);

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant, SystemTime};
 
 use leasehold::{
-    ClientInfo, HeldLock, Member, Outage, PoolStats, RawLockInfo, SemaphoreStats, WaitsFor,
+    ClientInfo, HeldLock, LockInfo, Member, Outage, PoolStats, SemaphoreStats, WaitsFor,
 };
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -133,8 +133,8 @@ pub(crate) fn held_lock(py: Python<'_>, held: &HeldLock) -> PyResult<Py<PyAny>> 
     make(py, "HeldLock", &fields)
 }
 
-pub(crate) fn lock_info(py: Python<'_>, raw: &RawLockInfo) -> PyResult<Py<PyAny>> {
-    let info = &raw.info;
+pub(crate) fn lock_info(py: Python<'_>, raw: &LockInfo) -> PyResult<Py<PyAny>> {
+    let info = &raw;
     let fields = fields!(py,
         key: &raw.key,
         lock_id: raw.lock_id.to_string(),
@@ -150,7 +150,7 @@ pub(crate) fn lock_info(py: Python<'_>, raw: &RawLockInfo) -> PyResult<Py<PyAny>
     make(py, "LockInfo", &fields)
 }
 
-pub(crate) fn lock_infos(py: Python<'_>, all: &[RawLockInfo]) -> PyResult<Py<PyAny>> {
+pub(crate) fn lock_infos(py: Python<'_>, all: &[LockInfo]) -> PyResult<Py<PyAny>> {
     any(py, list(all.iter().map(|one| lock_info(py, one)))?)
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold::{Client, LockGuard, Permit, Retry, Semaphore};
+use leasehold::{Client, LockGuard, Permit, Semaphore};
 use redis::aio::MultiplexedConnection;
 use rslock::{LockError, LockManager};
 
@@ -64,30 +64,15 @@ impl Contact {
         }
     }
 
-    /// `lease` is how long a dead holder blocks others. With `keep`, the holder renews it if the library can; a
-    /// semaphore always does.
-    pub(super) fn open(
-        &self,
-        name: &str,
-        capacity: u32,
-        lease: Duration,
-        keep: bool,
-    ) -> Result<Gate, String> {
+    /// `lease` is how long a dead holder blocks others. The holder renews it if the library can.
+    pub(super) fn open(&self, name: &str, capacity: u32, lease: Duration) -> Result<Gate, String> {
         let text = |why: leasehold::Error| why.to_string();
         Ok(match self {
             Self::Semaphore(client) => {
-                let builder = client.semaphore(name, capacity).heartbeat_max_interval(lease);
+                let builder = client.semaphore(name, capacity).lease(lease);
                 Gate::Semaphore(builder.build().map_err(text)?)
             }
-            Self::Lock(client) => {
-                // The default retry interval, but for longer.
-                let patient = Retry::default().times(u32::MAX).within(Duration::from_secs(3600));
-                let mut builder = client.lock(name).ttl(lease).retry(patient);
-                if keep {
-                    builder = builder.auto_extend();
-                }
-                Gate::Lock(builder.build().map_err(text)?)
-            }
+            Self::Lock(client) => Gate::Lock(client.lock(name).lease(lease).build().map_err(text)?),
             Self::Rslock(manager) => {
                 Gate::Rslock { manager: manager.clone(), key: name.to_owned(), lease }
             }

@@ -99,7 +99,7 @@ impl Server {
                 self.pairs(name, size(tasks), size(names), capacity, window).await.map(Some)
             }
             ("repeat", &[count]) => {
-                let mut gate = self.contact.open(name, 1, LEASE, false)?;
+                let mut gate = self.contact.open(name, 1, LEASE)?;
                 for _ in 0..count {
                     gate.take().await?.release().await?;
                 }
@@ -121,13 +121,13 @@ impl Server {
                 Ok(None)
             }
             ("hold", &[lease]) => {
-                let mut gate = self.contact.open(name, 1, Duration::from_millis(lease), true)?;
+                let mut gate = self.contact.open(name, 1, Duration::from_millis(lease))?;
                 let held = gate.acquire(LEASE).await?.ok_or("a free lock was not acquired")?;
                 self.held.push(held);
                 Ok(Some("ok".to_owned()))
             }
             ("wait", &[count, lease, time_limit]) => {
-                let gate = self.contact.open(name, 1, Duration::from_millis(lease), true)?;
+                let gate = self.contact.open(name, 1, Duration::from_millis(lease))?;
                 for _ in 0..count {
                     self.wait(gate.clone(), time_limit);
                 }
@@ -136,7 +136,7 @@ impl Server {
             ("crowd", &[clients, lease]) => {
                 for _ in 0..clients {
                     let contact = Contact::connect(&self.contender, &self.url).await?;
-                    self.wait(contact.open(name, 1, Duration::from_millis(lease), true)?, 0);
+                    self.wait(contact.open(name, 1, Duration::from_millis(lease))?, 0);
                 }
                 Ok(Some("ok".to_owned()))
             }
@@ -180,7 +180,7 @@ impl Server {
     ) -> Result<String, String> {
         let capacity = u32::try_from(capacity).map_err(|why| why.to_string())?;
         let gates: Result<Vec<_>, _> = (0..names)
-            .map(|name| self.contact.open(&format!("{prefix}-{name}"), capacity, LEASE, false))
+            .map(|name| self.contact.open(&format!("{prefix}-{name}"), capacity, LEASE))
             .collect();
         let gates = gates?;
         let (stop, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
@@ -218,7 +218,7 @@ impl Server {
         hold: Duration,
         ends_at: u64,
     ) -> Result<String, String> {
-        let gate = self.contact.open(name, 1, LEASE, false)?;
+        let gate = self.contact.open(name, 1, LEASE)?;
         let running: Vec<_> = (0..waiters)
             .map(|index| {
                 let mut gate = gate.clone();
@@ -249,7 +249,7 @@ impl Server {
     }
 
     fn ring(&self, name: &str, waiters: u64, starts_at: u64, step: u64) -> Result<(), String> {
-        let gate = self.contact.open(name, 1, LEASE, false)?;
+        let gate = self.contact.open(name, 1, LEASE)?;
         for index in 0..waiters {
             let (mut gate, may) = (gate.clone(), self.may.clone());
             tokio::spawn(async move {

@@ -97,7 +97,7 @@ async fn demo(url: String) -> Result<(), Error> {
     let lock = client.lock("nightly").label("backup").build()?;
     let lock = lock.acquire().await?;
     let pool = client.pool("licences", 3).build()?;
-    let lease = pool.lease("workstation-12").await?;
+    let lease = pool.acquire("workstation-12").await?;
     std::future::pending::<()>().await;
     drop((deploy, large, waits, lock, lease));
     Ok(())

@@ -179,12 +179,8 @@ impl Action {
                 // Every operation on a pool removes the instances that were silent for longer than the lease of that operation.
                 // The lease of this pool is not known here, and a shorter one would remove live instances.
                 let pool = client.pool(name, 1).lease(LONGEST_LEASE).build()?;
-                let status = pool.release(instance).await?.status;
-                return if status == leasehold::ReleaseStatus::Released {
-                    Ok(())
-                } else {
-                    Err(gone(instance, name))
-                };
+                let released = pool.release(instance).await?;
+                return if released { Ok(()) } else { Err(gone(instance, name)) };
             }
             _ => {}
         }
@@ -222,8 +218,8 @@ impl Action {
 
 async fn release_lock(client: &Client, key: &str, fence: &str) -> Result<(), Failure> {
     let locks = client.locks();
-    let found = locks.lookup_raw(key).await?;
-    let found = found.filter(|lock| lock.info.fence.to_string() == fence);
+    let found = locks.lookup(key).await?;
+    let found = found.filter(|lock| lock.fence.to_string() == fence);
     match found {
         Some(lock) if locks.release(&lock.lock_id).await? => Ok(()),
         _ => Err(gone(&format!("fence {fence}"), key)),

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
-use leasehold::{LockGuard, Lost, Permit, shortest_lease};
+use leasehold::{Guard, LockGuard, Permit, shortest_lease};
 
 use crate::failure::Failure;
 
@@ -45,12 +45,8 @@ impl From<bool> for Released {
 
 /// The lease under which a job runs.
 pub(crate) trait JobLease {
-    /// Returns the time until which it is valid without another renewal, or `None` if it does not expire.
-    fn valid_until(&self) -> Option<Instant>;
-    /// Resolves when it is lost.
-    fn lost(&self) -> Lost;
-    fn id(&self) -> String;
-    fn fence(&self) -> String;
+    type Guard: Guard;
+    fn guard(&self) -> &Self::Guard;
     /// Its slot number, if it has one.
     fn slot(&self) -> Option<u32> {
         None
@@ -65,20 +61,10 @@ pub(crate) trait JobLease {
 }
 
 impl JobLease for Permit {
-    fn valid_until(&self) -> Option<Instant> {
-        self.valid_until()
-    }
+    type Guard = Self;
 
-    fn lost(&self) -> Lost {
-        self.lost()
-    }
-
-    fn id(&self) -> String {
-        self.id().to_string()
-    }
-
-    fn fence(&self) -> String {
-        self.fence().to_string()
+    fn guard(&self) -> &Self {
+        self
     }
 
     fn slot(&self) -> Option<u32> {
@@ -102,20 +88,10 @@ pub(crate) struct HeldLock {
 const SHORTEST_REST: Duration = Duration::from_millis(100);
 
 impl JobLease for HeldLock {
-    fn valid_until(&self) -> Option<Instant> {
-        Some(self.guard.valid_until())
-    }
+    type Guard = LockGuard;
 
-    fn lost(&self) -> Lost {
-        self.guard.lost()
-    }
-
-    fn id(&self) -> String {
-        self.guard.id().to_string()
-    }
-
-    fn fence(&self) -> String {
-        self.guard.fence().to_string()
+    fn guard(&self) -> &LockGuard {
+        &self.guard
     }
 
     fn outlives_job(&self, ran: bool) -> bool {

@@ -6,9 +6,9 @@ use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use leasehold::compat::sync_guard::LockLayout;
 use leasehold::{
-    Client, Deployment, Endpoint, Error, LockLayout, RedisBuilder, ServerSettings, StoreUrl,
-    sqlite_path,
+    Client, Deployment, Endpoint, Error, RedisBuilder, ServerSettings, StoreUrl, sqlite_path,
 };
 use redis::{ConnectionAddr, IntoConnectionInfo, TlsCertificates};
 

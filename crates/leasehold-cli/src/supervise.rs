@@ -9,7 +9,7 @@ use std::os::fd::BorrowedFd;
 use std::pin::pin;
 use std::time::Duration;
 
-use leasehold::LossReason;
+use leasehold::{Guard as _, LossReason};
 use nix::sys::signal::Signal;
 use rustix::process::{self as processes, Pid, WaitOptions, kill_process_group};
 use tokio::io::Interest;
@@ -125,8 +125,8 @@ async fn run_in_guard(
         until: first,
         foreground: terminal.as_ref().is_some_and(Terminal::is_for_the_child),
         name: job.name.clone(),
-        id: held.id(),
-        fence: held.fence(),
+        id: held.guard().id(),
+        fence: held.guard().fence().map(|fence| fence.to_string()).unwrap_or_default(),
         slot: held.slot().map(|slot| slot.to_string()).unwrap_or_default(),
     };
     let Ok((process, socket)) = spare.engage(&start, lifeline) else { return Err(killed_early()) };
@@ -174,7 +174,7 @@ impl Deadline {
 
     fn of(&self, held: &impl JobLease) -> Moment {
         let bridge = Bridge::now();
-        let valid_until = held.valid_until().map(|instant| bridge.moment(instant));
+        let valid_until = held.guard().valid_until().map(|instant| bridge.moment(instant));
         valid_until.map_or(Moment::NEVER, |until| until.minus(self.before)).min(self.ttl_ends)
     }
 
@@ -292,7 +292,7 @@ impl Watch {
         held: &impl JobLease,
         signals: &mut Signals,
     ) -> Option<ChildEnd> {
-        let mut lost = pin!(held.lost());
+        let mut lost = pin!(held.guard().lost());
         loop {
             let left = self.backstop.due.saturating_since(Moment::now());
             let late = self.backstop.next().saturating_since(Moment::now());

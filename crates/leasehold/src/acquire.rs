@@ -9,6 +9,7 @@ use crate::engine::name_state::Entered;
 use crate::engine::semaphore_spec::SemaphoreSpec;
 use crate::engine::ticket::Ticket;
 use crate::engine::watch::{Acquiring, Id};
+use crate::guard::{self, done_already};
 use crate::machine::ReleaseHint;
 use crate::name::positive;
 use crate::semaphore::SemaphoreInner;
@@ -61,7 +62,7 @@ impl Acquire {
     }
 
     /// Sets the time limit of this acquire, which replaces the semaphore's
-    /// [`max_acquire_time`](crate::SemaphoreBuilder::max_acquire_time).
+    /// [`within`](crate::SemaphoreBuilder::within).
     ///
     /// A limit of zero fails with [`Error::InvalidArgument`]: use [`try_acquire`](crate::Semaphore::try_acquire) to
     /// acquire without waiting.
@@ -119,13 +120,7 @@ impl Acquire {
     /// # Cancel safety
     /// Dropping the future drops `work`, then releases the permit in the background.
     pub async fn with<T>(self, work: impl AsyncFnOnce(&Permit) -> T) -> Result<T, Error> {
-        let permit = self.await?;
-        let name = permit.name().to_owned();
-        let result = permit.lost().or(work(&permit)).await;
-        if let Err(error) = permit.release().await {
-            tracing::warn!(name, %error, "the work is done, but its permit could not be released");
-        }
-        result
+        guard::with(self.await?, work, |_| ()).await
     }
 
     /// Returns the id that the permit will have. [`Semaphore::position`](crate::Semaphore::position) takes it and
@@ -240,11 +235,6 @@ fn failed(watched: Option<Acquiring>, error: Error) -> Error {
 }
 
 #[cold]
-fn done_already() -> Error {
-    Error::internal("an acquire was polled after it had completed")
-}
-
-#[cold]
 fn check_weight(weight: u32, spec: &SemaphoreSpec) -> Result<(), Error> {
     if weight == 0 {
         return Err(Error::invalid("weight", "it is 0; the minimum is 1"));
@@ -284,6 +274,19 @@ impl TryAcquire {
     pub fn weight(mut self, units: u32) -> Self {
         self.0 = self.0.weight(units);
         self
+    }
+
+    /// Acquires a permit and runs `work` under it, if a permit is free now; returns `None` otherwise.
+    ///
+    /// # Errors
+    /// The same as for [`Semaphore::try_acquire`](crate::Semaphore::try_acquire), and [`Error::Lost`] if the permit is
+    /// lost while `work` runs.
+    ///
+    /// # Cancel safety
+    /// Dropping the future drops `work`, then releases the permit in the background.
+    pub async fn with<T>(self, work: impl AsyncFnOnce(&Permit) -> T) -> Result<Option<T>, Error> {
+        let Some(permit) = self.await? else { return Ok(None) };
+        guard::with(permit, work, |_| ()).await.map(Some)
     }
 }
 

@@ -53,7 +53,9 @@ use std::thread::{self, Thread};
 
 use tokio::runtime::Handle;
 
-use crate::{Acquire, Error, Lock, LockGuard, Permit, Semaphore};
+use crate::{
+    Acquire, AcquireLease, AcquireLock, Error, Lock, LockGuard, Permit, Pool, PoolLease, Semaphore,
+};
 
 /// Waits for a future of this library on a thread without a runtime.
 ///
@@ -176,7 +178,7 @@ impl Lock {
     /// ```
     /// use leasehold::Client;
     ///
-    /// let lock = Client::memory().lock("invoice:42").auto_extend().build()?;
+    /// let lock = Client::memory().lock("invoice:42").build()?;
     /// let fence = lock.blocking_with(|guard| guard.fence())?;
     /// println!("written with fence {fence}");
     /// # Ok::<(), leasehold::Error>(())
@@ -189,9 +191,71 @@ impl Lock {
     /// # Panics
     /// If `work` panics. The lock is released.
     pub fn blocking_with<T>(&self, work: impl FnOnce(&LockGuard) -> T) -> Result<T, Error> {
+        self.acquire().blocking_with(work)
+    }
+}
+
+impl AcquireLock {
+    /// Acquires the lock, blocks the thread until it is free, and runs `work` under it: [`Lock::blocking_with`] for an
+    /// acquire that has its own time limit.
+    ///
+    /// # Errors
+    /// The same as for [`Lock::blocking_with`].
+    ///
+    /// # Panics
+    /// If `work` panics. The lock is released.
+    pub fn blocking_with<T>(self, work: impl FnOnce(&LockGuard) -> T) -> Result<T, Error> {
         let work = async |guard: &LockGuard| {
             let done = work(guard);
             guard.check().map(|()| done)
+        };
+        self.with(work).wait().flatten()
+    }
+}
+
+impl Pool {
+    /// Acquires a lease for this instance, blocks the thread until one is free, and runs `work` under it:
+    /// [`with`](Self::with) for threads without a runtime. See [`blocking`](self).
+    ///
+    /// A function cannot be stopped from outside. If the lease is lost, `work` runs to its end, and its output is
+    /// dropped. Call [`PoolLease::check`] in `work` to end earlier.
+    ///
+    /// ```
+    /// use leasehold::Client;
+    ///
+    /// let encoders = Client::memory().pool("encoders", 4).build()?;
+    /// assert_eq!(encoders.blocking_with("worker-1", |_lease| 42)?, 42);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// - The same as for [`acquire`](Self::acquire), and [`Error::Lost`] if the lease was lost while `work` ran.
+    /// - [`Error::InvalidArgument`] inside a runtime: see [`Wait::wait`]. Then `work` did not run.
+    ///
+    /// # Panics
+    /// If `work` panics. The lease is released.
+    pub fn blocking_with<T>(
+        &self,
+        instance_id: &str,
+        work: impl FnOnce(&PoolLease) -> T,
+    ) -> Result<T, Error> {
+        self.acquire(instance_id).blocking_with(work)
+    }
+}
+
+impl AcquireLease {
+    /// Acquires a lease, blocks the thread until one is free, and runs `work` under it: [`Pool::blocking_with`] for an
+    /// acquire that has its own time limit.
+    ///
+    /// # Errors
+    /// The same as for [`Pool::blocking_with`].
+    ///
+    /// # Panics
+    /// If `work` panics. The lease is released.
+    pub fn blocking_with<T>(self, work: impl FnOnce(&PoolLease) -> T) -> Result<T, Error> {
+        let work = async |lease: &PoolLease| {
+            let done = work(lease);
+            lease.check().map(|()| done)
         };
         self.with(work).wait().flatten()
     }

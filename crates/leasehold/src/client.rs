@@ -216,9 +216,10 @@ impl Client {
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`] if a name in the query is empty, longer than 512 bytes, or contains control
-    ///   characters, or if another program uses its keys on Redis.
+    ///   characters.
+    /// - [`Error::ForeignData`] if another program uses the keys of a name on Redis.
     /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
-    /// - [`Error::Refused`] if the store denies the request.
+    /// - [`Error::Denied`], [`Error::NoRoom`] or [`Error::Unusable`] if the store refuses the request.
     /// - [`Error::Stopped`] if the client's background thread is not running.
     ///
     /// # Cancel safety

@@ -60,7 +60,7 @@ pub(crate) mod timing;
 #[cfg(test)]
 mod view;
 
-use acquisition::{Acquisition, PendingRelease, Phase, expired_by};
+use acquisition::{Acquisition, PendingRelease, expired_by};
 pub(crate) use acquisition::{Request, why_ended};
 pub(crate) use delivery::Delivery;
 pub(crate) use notice::{Failure, Notice};
@@ -82,8 +82,9 @@ pub(crate) struct Rules {
     /// Whether all acquisitions have the same id in the store, as those of a lock id or a pool instance. Then the store
     /// has at most one lease for all of them, and it is released with the last one.
     pub(crate) is_one_lease: bool,
-    /// Whether holders are renewed.
-    pub(crate) renews: bool,
+    /// Whether the store ends a lease with the TTL of its holder. If not, the client renews the lease until then, and
+    /// releases it at the end.
+    pub(crate) ends_with_ttl: bool,
     /// Whether renewals are spread over the second third of the lease. Otherwise they are sent when a third has passed.
     pub(crate) spreads: bool,
     /// The longest time between two renewals of a holder.
@@ -95,7 +96,13 @@ pub(crate) struct Rules {
 impl Default for Rules {
     fn default() -> Self {
         let longest_interval = timing::LONGEST_INTERVAL;
-        Self { is_one_lease: false, renews: true, spreads: true, longest_interval, margin: None }
+        Self {
+            is_one_lease: false,
+            ends_with_ttl: true,
+            spreads: true,
+            longest_interval,
+            margin: None,
+        }
     }
 }
 
@@ -118,6 +125,18 @@ impl Rules {
 
     fn margin_of(&self, lease: Span) -> Span {
         self.margin.unwrap_or_else(|| Terms { lease: Some(lease), ttl: None }.margin())
+    }
+
+    /// Returns the terms to send. A store of locks knows no TTL, so the lease of a lock is never longer than the rest of
+    /// its TTL.
+    fn terms_to_send<T>(&self, acquisition: &Acquisition<T>, now: Moment) -> Terms {
+        let Terms { lease, ttl } = acquisition.terms();
+        if !self.is_one_lease || !self.ends_with_ttl {
+            return Terms { lease, ttl };
+        }
+        let left = |at: Moment| Span::from_duration(at.saturating_since(now));
+        let left = acquisition.ttl_ends_at.map(left).or(ttl);
+        Terms { lease: lease.into_iter().chain(left).min(), ttl }
     }
 }
 
@@ -400,7 +419,7 @@ impl<T: Clone> NameCore<T> {
             && let Some((_, want)) = self.unsent.pop_front()
         {
             if self.is_wanted(want, now) {
-                commands.extend(self.command(want, declared));
+                commands.extend(self.command(want, declared, now));
             }
         }
         commands.sort_by_key(|command| match command {
@@ -413,12 +432,12 @@ impl<T: Clone> NameCore<T> {
     }
 
     /// Takes at most `room` renewals of holders.
-    pub(crate) fn take_renewals(&mut self, room: usize) -> Vec<Command> {
+    pub(crate) fn take_renewals(&mut self, room: usize, now: Moment) -> Vec<Command> {
         let mut commands = Vec::new();
         while commands.len() < room
             && let Some(id) = self.renewals.pop_front()
         {
-            commands.extend(self.renewal(id));
+            commands.extend(self.renewal(id, now));
         }
         self.in_flight += usize::from(!commands.is_empty());
         commands
@@ -445,16 +464,17 @@ impl<T: Clone> NameCore<T> {
         }
     }
 
-    fn command(&mut self, want: Want, declared: Declared) -> Option<Command> {
+    fn command(&mut self, want: Want, declared: Declared, now: Moment) -> Option<Command> {
         match want {
             Want::Enqueue(id) => {
                 let acquisition = self.acquisitions.get_mut(&id)?;
                 acquisition.wants_enqueue = false;
                 acquisition.delivery = Delivery::Sent;
-                let Request { terms, share, queues, label, .. } = acquisition.request.clone();
+                let Request { share, queues, label, .. } = acquisition.request.clone();
+                let terms = self.rules.terms_to_send(acquisition, now);
                 Some(Command::Enqueue { id, declared, wait: queues, terms, share, label })
             }
-            Want::Renew(id) => self.renewal(id),
+            Want::Renew(id) => self.renewal(id, now),
             Want::Release(id) => {
                 let release = self.releases.get_mut(&id)?;
                 release.delivery = Delivery::Sent;
@@ -464,10 +484,10 @@ impl<T: Clone> NameCore<T> {
         }
     }
 
-    fn renewal(&mut self, id: AcquisitionId) -> Option<Command> {
+    fn renewal(&mut self, id: AcquisitionId, now: Moment) -> Option<Command> {
         let acquisition = self.acquisitions.get_mut(&id)?;
         acquisition.wants_renewal = false;
-        Some(Command::Renew { id, terms: acquisition.terms() })
+        Some(Command::Renew { id, terms: self.rules.terms_to_send(acquisition, now) })
     }
 
     fn want(&mut self, want: Want, now: Moment) {
@@ -542,17 +562,17 @@ impl<T: Clone> NameCore<T> {
     /// Ends a permit whose holder no longer relies on it, because its validity has ended.
     pub(crate) fn validity_ended(&mut self, id: AcquisitionId, now: Moment) {
         if let Some(acquisition) = self.acquisitions.get(&id) {
-            self.lose(id, acquisition.why_ended(self.rules.renews), now);
+            self.lose(id, acquisition.why_ended(), now);
         }
     }
 
     fn end_validity(&mut self, id: AcquisitionId, now: Moment) {
         let Some(acquisition) = self.acquisitions.get_mut(&id) else { return };
         acquisition.ends_at = None;
-        match acquisition.phase {
-            Phase::Held { valid_until, .. } if valid_until <= now => self.validity_ended(id, now),
-            Phase::Held { valid_until, .. } => self.schedule_end(id, valid_until),
-            Phase::Waiting => {}
+        match acquisition.ends() {
+            Some(at) if at <= now => self.validity_ended(id, now),
+            Some(at) => self.schedule_end(id, at),
+            None => {}
         }
     }
 
@@ -645,9 +665,10 @@ impl<T: Clone> NameCore<T> {
     }
 
     /// Ends a permit that its holder must no longer rely on, and releases it. The lease of a lock or a pool instance is
-    /// not released: it has ended in the store, or ends soon, and another process may have the instance id by then.
+    /// released only if its TTL ended. Otherwise it has ended in the store, or ends soon, and another process may have
+    /// the instance id by then.
     pub(crate) fn lose(&mut self, id: AcquisitionId, reason: LossReason, now: Moment) {
-        let owner = if self.rules.is_one_lease {
+        let owner = if self.rules.is_one_lease && reason != LossReason::TtlEnded {
             self.forget(id)
         } else {
             self.end_with(id, ReleaseHint::Nothing, now)

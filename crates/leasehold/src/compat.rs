@@ -1,5 +1,13 @@
-//! The words of other programs with which this library shares keys.
+//! The words of other programs, for those who move from one of them or share its keys.
 //!
-//! Each module has the codes of one program, built on the main API.
+//! | module | for |
+//! |---|---|
+//! | [`sync_guard`] | `SyncGuard`, a lock for TypeScript |
+//! | [`asyncio_advanced_semaphores`] | `asyncio-advanced-semaphores`, semaphores for Python |
+//! | [`lua_pool`] | the Lua scripts of osparc's `DistributedSemaphore` |
+//!
+//! Everything here is built on the rest of the library, and shares its permits, locks and leases.
 
+pub mod asyncio_advanced_semaphores;
+pub mod lua_pool;
 pub mod sync_guard;

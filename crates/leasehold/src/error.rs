@@ -316,9 +316,9 @@ impl std::error::Error for Error {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum LossReason {
-    /// The permit was held for as long as its TTL allows.
+    /// It was held for as long as its TTL allows.
     TtlEnded,
-    /// The lease of a lock that is not renewed automatically ended.
+    /// It has no guard, and its lease had ended when it was renewed or released by its id.
     LeaseEnded,
     /// It could not be renewed in time, so the store may have granted it to another holder.
     NotRenewed,

@@ -10,8 +10,8 @@ use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};
 
 use crate::{
-    ClientInfo, LockInfo, Member, Outage, Paused, PoolMember, PoolStats, RateLimit, RawLockInfo,
-    SemaphoreStats, WaitsFor,
+    ClientInfo, LockInfo, Member, Outage, Paused, PoolMember, PoolStats, RateLimit, SemaphoreStats,
+    WaitsFor,
 };
 
 /// Writes `impl Serialize` with these fields, in this order.
@@ -96,6 +96,7 @@ serialize!(Member, member, {
 });
 
 serialize!(LockInfo, info, {
+    "key": info.key,
     "key_hash": info.key_hash,
     "lock_id_hash": info.lock_id_hash,
     "host": info.host,
@@ -106,20 +107,6 @@ serialize!(LockInfo, info, {
     "expires_at": timestamp(info.expires_at),
     "ends_in_seconds": seconds(info.ends_in()),
     "fence": info.fence,
-});
-
-serialize!(RawLockInfo, raw, {
-    "key": raw.key,
-    "key_hash": raw.info.key_hash,
-    "lock_id_hash": raw.info.lock_id_hash,
-    "host": raw.info.host,
-    "pid": raw.info.pid,
-    "label": raw.info.label,
-    "acquired_at": timestamp(raw.info.acquired_at),
-    "age_seconds": seconds(raw.info.age()),
-    "expires_at": timestamp(raw.info.expires_at),
-    "ends_in_seconds": seconds(raw.info.ends_in()),
-    "fence": raw.info.fence,
 });
 
 serialize!(PoolStats, pool, {

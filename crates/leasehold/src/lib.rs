@@ -82,9 +82,6 @@ pub mod tower;
 mod virtual_time;
 
 pub use acquire::{Acquire, TryAcquire};
-pub use backend::TimeAuthority;
-#[cfg(feature = "redis")]
-pub use backend::redis::LockLayout;
 #[cfg(feature = "redis")]
 #[doc(hidden)]
 pub use backend::redis::{Deployment, Endpoint, SentinelSettings, ServerSettings};
@@ -98,18 +95,16 @@ pub use client::{StoreUrl, sqlite_path};
 pub use client_core::timing::shortest_lease;
 pub use error::{Error, LossReason};
 pub use fence::{Fence, FenceGate, StaleFence};
+pub use guard::Guard;
 pub use id::{AcquisitionId, ClientId, LockId};
 pub use limits::{Drain, Pause};
 pub use lock::{
-    Capabilities, HeldLock, Lock, LockBuilder, LockGuard, LockInfo, Locks, RawLockInfo,
+    AcquireLock, HeldLock, Lock, LockBuilder, LockGuard, LockInfo, LockRef, Locks, TryAcquireLock,
 };
 pub use manual_clock::ManualClock;
 pub use observer::{Event, Observer, Operation, Outcome};
 pub use permit::{Lost, Permit};
-pub use pool::{
-    AcquireStatus, Pool, PoolAnswer, PoolBuilder, PoolCount, PoolLease, Pools, ReleaseStatus,
-    RenewStatus,
-};
+pub use pool::{AcquireLease, Pool, PoolBuilder, PoolLease, Pools, TryAcquireLease};
 pub use primitive::Primitive;
 pub use retry::{Jitter, Retry};
 pub use semaphore::{Semaphore, SemaphoreBuilder};

@@ -8,21 +8,23 @@ use std::time::Duration;
 use crate::clock::{Moment, Span};
 use crate::engine::driver::Driver;
 use crate::engine::timers::Deadline;
-use crate::engine::watch::{Acquiring, Id, Watch};
+use crate::engine::watch::Watch;
 use crate::machine::Terms;
 use crate::machine::lock::{Holder, NotifyWhen};
-use crate::name::{Name, millis};
+use crate::name::{Name, millis, positive};
 use crate::semaphore::LEASE;
 use crate::{Error, LockId, Observer, Primitive, Retry, process};
 
+mod acquire;
 mod guard;
 mod info;
 mod lease;
 mod locks;
 
+pub use acquire::{AcquireLock, TryAcquireLock};
 pub use guard::LockGuard;
-pub use info::{HeldLock, LockInfo, RawLockInfo};
-pub use locks::{Capabilities, Locks};
+pub use info::{HeldLock, LockInfo, LockRef};
+pub use locks::Locks;
 
 use lease::{LockLease, LockProtocol};
 use locks::key_of;
@@ -35,6 +37,8 @@ const SHORTEST_PAUSE: Span = Span::from_millis(5);
 /// The lock is *not fair*: after a release, the first client that asks acquires it. Where order matters, use a
 /// [`Semaphore`](crate::Semaphore) of 1. The lock is *fenced*: every holder has a [fence](LockGuard::fence) that is
 /// larger than those of all earlier holders. The resource that you protect can check it.
+///
+/// The client renews the lock in the background while its guard lives.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -58,12 +62,12 @@ pub struct Lock {
 type Hook = Arc<dyn Fn(&Error) + Send + Sync>;
 
 /// A lock as it was declared.
-struct LockSpec {
+pub(crate) struct LockSpec {
     locks: Locks,
     key: Name,
-    ttl: u64,
+    terms: Terms,
+    within: Option<Duration>,
     retry: Retry,
-    auto_extend: bool,
     on_release_error: Option<Hook>,
     /// The description of the holder in the records of this lock.
     holder: Arc<Holder>,
@@ -76,35 +80,38 @@ struct LockSpec {
 impl Lock {
     /// Returns the key of the lock.
     #[must_use]
-    pub fn key(&self) -> &str {
+    pub fn name(&self) -> &str {
         self.inner.key.as_str()
     }
 
-    /// Acquires the lock, and waits up to the limits of [`retry`](LockBuilder::retry): by default for at most 5 s.
+    /// Acquires the lock, and waits for it if necessary. The wait has no time limit unless
+    /// [`LockBuilder::within`] or [`AcquireLock::within`] sets one.
     ///
-    /// When a client of this library releases the lock, the waiting acquire is notified and asks the store at once.
-    /// Other programs do not notify it; the acquire notices their release at its next retry.
+    /// Nothing happens before the returned future is first polled. When a client of this library releases the lock, the
+    /// waiting acquire is notified and asks the store at once. Other programs do not notify it; the acquire notices
+    /// their release at its next [retry](LockBuilder::retry). It keeps waiting while the store is unreachable.
     ///
     /// # Errors
-    /// - [`Error::TimedOut`] if the time limit passes or the retries are used up, or [`Error::Unavailable`] if the time
-    ///   limit passes while the store is unreachable.
-    /// - [`Error::Denied`], [`Error::NoRoom`] or [`Error::Unusable`] if the store refuses the request.
+    /// - [`Error::TimedOut`] if the time limit passes, or [`Error::Unavailable`] if it passes while the store is
+    ///   unreachable.
+    /// - [`Error::InvalidArgument`] if the time limit is zero.
     /// - [`Error::ForeignData`] if another program uses the lock's keys on Redis.
+    /// - [`Error::Lost`] if the lock was lost after the grant and before the future was polled again.
+    /// - [`Error::Denied`], [`Error::NoRoom`] or [`Error::Unusable`] if the store refuses the request.
     /// - [`Error::Stopped`] if the client's background thread is not running.
     /// - [`Error::Closed`] after [`Client::close`](crate::Client::close).
     ///
     /// # Cancel safety
     /// If the future is dropped, a lock that it may have been granted is released in the background.
-    pub async fn acquire(&self) -> Result<LockGuard, Error> {
-        let id = LockId::random();
-        let acquire = self.inner.wait(id);
-        self.inner.watch.acquire(|| Id::Lock(id), true, acquire, LockGuard::watch).await
+    pub fn acquire(&self) -> AcquireLock {
+        AcquireLock::new(self.inner.clone())
     }
 
     /// Acquires the lock if it is free; returns `None` if it is held.
     ///
     /// # Errors
     /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
+    /// - [`Error::Lost`] if the lock was lost after the grant and before the future was polled again.
     /// - [`Error::Denied`], [`Error::NoRoom`] or [`Error::Unusable`] if the store refuses the request.
     /// - [`Error::ForeignData`] if another program uses the lock's keys on Redis.
     /// - [`Error::Stopped`] if the client's background thread is not running.
@@ -112,30 +119,25 @@ impl Lock {
     ///
     /// # Cancel safety
     /// If the future is dropped, a lock that it may have been granted is released in the background.
-    pub async fn try_acquire(&self) -> Result<Option<LockGuard>, Error> {
-        let id = LockId::random();
-        let end = |guard: &Option<LockGuard>, watched: Acquiring| match guard {
-            Some(guard) => guard.watch(watched),
-            None => watched.refused(),
-        };
-        let acquire = self.inner.try_once(id);
-        self.inner.watch.acquire(|| Id::Lock(id), false, acquire, end).await
+    pub fn try_acquire(&self) -> TryAcquireLock {
+        TryAcquireLock::new(self.inner.clone())
     }
 
     /// Acquires the lock and runs `work` under it. `work` stops if the lock is lost.
     ///
     /// Once the lock is lost, the future of `work` is dropped without being polled again, and this function returns
     /// [`Error::Lost`]. Otherwise it returns the output of `work`. If the release fails afterwards, the output is
-    /// still returned. The error is logged, and passed to [`on_release_error`](LockBuilder::on_release_error).
+    /// still returned. The error is logged, and passed to [`on_release_error`](LockBuilder::on_release_error). To set a
+    /// time limit for one call, see [`AcquireLock::with`].
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), leasehold::Error> {
     /// use leasehold::Client;
     ///
-    /// let lock = Client::memory().lock("invoice:42").auto_extend().build()?;
-    /// let key = lock.with(async |guard| guard.key().to_owned()).await?;
-    /// assert_eq!(key, "invoice:42");
+    /// let lock = Client::memory().lock("invoice:42").build()?;
+    /// let name = lock.with(async |guard| guard.name().to_owned()).await?;
+    /// assert_eq!(name, "invoice:42");
     /// # Ok(())
     /// # }
     /// ```
@@ -146,25 +148,13 @@ impl Lock {
     /// # Cancel safety
     /// Dropping the future drops `work`, then releases the lock in the background.
     pub async fn with<T>(&self, work: impl AsyncFnOnce(&LockGuard) -> T) -> Result<T, Error> {
-        let guard = self.acquire().await?;
-        let result = guard.lost().or(work(&guard)).await;
-        if result.is_err() {
-            // Released in the background: the store may be unreachable, and the caller must learn of the loss now.
-            drop(guard);
-        } else if let Err(error) = guard.release().await {
-            let key_hash = self.inner.watch.public_name();
-            tracing::warn!(key_hash = &*key_hash, %error, "the work is done, but its lock could not be released");
-            if let Some(hook) = &self.inner.on_release_error {
-                hook(&error);
-            }
-        }
-        result
+        self.acquire().with(work).await
     }
 }
 
 impl fmt::Debug for Lock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lock").field("key", &self.key()).finish_non_exhaustive()
+        f.debug_struct("Lock").field("name", &self.name()).finish_non_exhaustive()
     }
 }
 
@@ -174,9 +164,10 @@ impl fmt::Debug for Lock {
 pub struct LockBuilder {
     locks: Locks,
     key: String,
-    ttl: Duration,
+    lease: Duration,
+    ttl: Option<Duration>,
+    within: Option<Duration>,
     retry: Retry,
-    auto_extend: bool,
     on_release_error: Option<Hook>,
     label: Option<String>,
     observer: Option<Observer>,
@@ -189,48 +180,64 @@ impl LockBuilder {
             observer: locks.observer.clone(),
             locks,
             key: key.to_owned(),
-            ttl: LEASE,
+            lease: LEASE,
+            ttl: None,
+            within: None,
             retry: Retry::default(),
-            auto_extend: false,
             on_release_error: None,
             label: None,
             name_in_metrics: false,
         }
     }
 
-    /// Sets the lease: how long the holder may be silent before the lock passes on. The default is 30 s. With
-    /// [`auto_extend`](Self::auto_extend) the client renews the lease in the background. Without it, the lock expires
-    /// after this time unless [`LockGuard::extend`] is called.
+    /// Sets the lease: how long the holder may be silent before the lock passes on. The default is 30 s.
+    ///
+    /// The client renews the lease in the background, each time a third of it has passed, until the guard is released,
+    /// dropped or detached. So the lease does not limit how long the work may take. It limits how long the lock outlives
+    /// a holder that died.
     ///
     /// ```
     /// use leasehold::Client;
     /// use std::time::Duration;
     ///
-    /// let lock = Client::memory().lock("invoice:42").lease(Duration::from_secs(10)).auto_extend().build()?;
+    /// let lock = Client::memory().lock("invoice:42").lease(Duration::from_secs(10)).build()?;
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn lease(mut self, lease: Duration) -> Self {
-        self.ttl = lease;
+        self.lease = lease;
         self
     }
 
-    /// Sets the [`lease`](Self::lease), under the name that `SyncGuard` uses for it. It does not limit how long a lock
-    /// that is renewed may be held.
-    pub fn ttl(self, ttl: Duration) -> Self {
-        self.lease(ttl)
+    /// Sets the longest time that the lock may be held. After that it is lost and free again. By default there is no
+    /// TTL.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// use leasehold::{Client, LossReason};
+    /// use std::time::Duration;
+    ///
+    /// let lock = Client::memory().lock("invoice:42").ttl(Duration::from_millis(20)).build()?;
+    /// let guard = lock.acquire().await?;
+    /// assert_eq!(guard.lost().await, LossReason::TtlEnded);
+    /// assert!(lock.try_acquire().await?.is_some());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.ttl = Some(ttl);
+        self
     }
 
-    /// Sets how an acquire retries while another holder has the lock.
+    /// Sets the longest time that an acquire may wait. By default there is no limit.
+    pub fn within(mut self, limit: Duration) -> Self {
+        self.within = Some(limit);
+        self
+    }
+
+    /// Sets the delays after which an acquire asks again while another holder has the lock.
     pub fn retry(mut self, retry: Retry) -> Self {
         self.retry = retry;
-        self
-    }
-
-    /// Renews the lock in the background, each time a third of the [lease](Self::lease) has passed, until its guard is
-    /// released or dropped. The lease then does not limit how long the work may take. It limits how long the lock
-    /// outlives a holder that died.
-    pub fn auto_extend(mut self) -> Self {
-        self.auto_extend = true;
         self
     }
 
@@ -298,10 +305,13 @@ impl LockBuilder {
     /// - The key begins with `fence:` or `id:`.
     /// - In a Redis cluster, the key is too long together with the lock prefix, or contains braces that do not form a
     ///   hash tag, or is nothing but a hash tag.
-    /// - A duration is zero. The lease is longer than 10¹³ ms (317 years), or not in whole milliseconds.
+    /// - A duration is zero. The lease or the TTL is longer than 10¹³ ms (317 years), or not in whole milliseconds.
     /// - The multiplier of the [`Retry`] is below 1 or not finite.
     pub fn build(self) -> Result<Lock, Error> {
         self.retry.check()?;
+        self.within.map(|limit| positive("within", limit)).transpose()?;
+        let ttl = self.ttl.map(|ttl| millis("ttl", ttl)).transpose()?.map(Span::from_millis);
+        let lease = Some(Span::from_millis(millis("lease", self.lease)?));
         // The label is stored in each record and shown to people, so the rules for names apply to it.
         let label = self.label.map(|label| Name::new("label", &label)).transpose()?;
         let key = key_of(&self.key, &self.locks.engine)?;
@@ -309,10 +319,10 @@ impl LockBuilder {
         let inner = LockSpec {
             watch: Watch::new(core, Primitive::Lock, &key, self.name_in_metrics, self.observer),
             key,
-            ttl: millis("lease", self.ttl)?,
+            terms: Terms { lease, ttl },
             locks: self.locks,
+            within: self.within,
             retry: self.retry,
-            auto_extend: self.auto_extend,
             on_release_error: self.on_release_error,
             holder: process::holder(label.map(Name::into_text)),
             next_fence: AtomicU64::new(1),
@@ -321,21 +331,31 @@ impl LockBuilder {
     }
 }
 
+impl fmt::Debug for LockSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockSpec").field("name", &self.key).finish_non_exhaustive()
+    }
+}
+
 impl fmt::Debug for LockBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LockBuilder")
             .field("key", &self.key)
+            .field("lease", &self.lease)
             .field("ttl", &self.ttl)
+            .field("within", &self.within)
             .field("retry", &self.retry)
-            .field("auto_extend", &self.auto_extend)
             .field("label", &self.label)
             .finish_non_exhaustive()
     }
 }
 
 impl LockSpec {
-    fn terms(&self) -> Terms {
-        Terms { lease: Some(Span::from_millis(self.ttl)), ttl: None }
+    /// Reports that the work of a `with` is done and its lock could not be released.
+    fn release_failed(&self, error: &Error) {
+        if let Some(hook) = &self.on_release_error {
+            hook(error);
+        }
     }
 
     /// Returns the lease of a new lock id, which is not acquired yet.
@@ -347,20 +367,38 @@ impl LockSpec {
     }
 
     async fn try_once(self: &Arc<Self>, id: LockId) -> Result<Option<LockGuard>, Error> {
+        Ok(self.attempt_once(&self.lease(id)?).await?.ok())
+    }
+
+    /// Acquires the lock without a guard, if it is free.
+    async fn try_detached(self: &Arc<Self>, id: LockId) -> Result<Option<HeldLock>, Error> {
+        let lease = self.lease(id)?;
+        match self.attempt_once(&lease).await {
+            Ok(attempt) => Ok(attempt.ok().map(LockGuard::detach)),
+            // A lease that is shorter than the round trip has ended by now.
+            Err(Error::Lost { .. }) => Ok(Some(lease.protocol.held())),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn attempt_once(&self, lease: &Arc<LockLease>) -> Result<Result<LockGuard, Span>, Error> {
         let core = self.locks.engine.core();
         let waited_for = core.lock_waiters.any(&self.key);
         let notify = if waited_for { NotifyWhen::Always } else { NotifyWhen::Never };
-        let until = core.now() + core.settings.answer_timeout;
-        Ok(self.lease(id)?.attempt(notify, until).await?.ok())
+        lease.attempt(notify, core.now() + core.settings.answer_timeout).await
     }
 
     /// Repeats the attempt when the lock is released, when the holder's lease ends, and after each delay of the retry
-    /// policy.
-    async fn wait(self: &Arc<Self>, id: LockId) -> Result<LockGuard, Error> {
+    /// policy. Without a limit it never gives up.
+    async fn wait(
+        self: &Arc<Self>,
+        id: LockId,
+        within: Option<Duration>,
+    ) -> Result<LockGuard, Error> {
         let core = self.locks.engine.core();
         let started = core.now();
-        let limit = self.retry.limit();
-        let give_up_at = started + Span::from_duration(limit);
+        let limit = within.unwrap_or(Duration::MAX);
+        let give_up_at = within.map_or(Moment::NEVER, |limit| started + Span::from_duration(limit));
         let lease = self.lease(id)?;
         let mut waiter = core.lock_waiters.join(&self.key);
         let timed_out = |now: Moment| {
@@ -388,7 +426,7 @@ impl LockSpec {
             };
             core.check_open()?;
             let now = core.now();
-            if last || retried >= self.retry.max_times() {
+            if last || retried >= self.retry.most() {
                 return Err(timed_out(now));
             }
             let again = *again_at

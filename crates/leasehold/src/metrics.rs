@@ -25,7 +25,7 @@
 //! | `kind` | `semaphore`, `lock`, `pool` |
 //! | `outcome` of an acquire | `acquired`; `full` (`try_acquire` or `try_lease` found nothing free), `timed_out`, `cancelled` (its future was dropped), `closed` (its client was closed), `lost` (granted, and lost before the caller received it), `unavailable` (the store cannot be reached), `denied` (the store refused the request), `error` |
 //! | `outcome` of a renewal | `renewed`, `missing` (the store no longer has it), `failed` (not answered, or refused) |
-//! | `reason` | `ttl_ended`, `lease_ended`, `not_renewed`, `missing`, `released` (by its id), `closed`: see [`LossReason`](crate::LossReason) |
+//! | `reason` | `ttl_ended`, `not_renewed`, `missing`, `released` (by its id), `closed`: see [`LossReason`](crate::LossReason) |
 //! | `name` | the name or key, only if the builder asked for it: [`SemaphoreBuilder::name_in_metrics`](crate::SemaphoreBuilder::name_in_metrics), [`LockBuilder::name_in_metrics`](crate::LockBuilder::name_in_metrics), [`PoolBuilder::name_in_metrics`](crate::PoolBuilder::name_in_metrics) |
 //!
 //! # What is counted
@@ -33,8 +33,8 @@
 //! - A gauge counts this process only. Clients with the same labels are counted together. For everything that a store
 //!   holds, query [`Client::stats`](crate::Client::stats).
 //! - An acquire counts as waiting from its first poll until it has an outcome. A try never counts as waiting.
-//! - A permit counts as held from the moment when its acquire returned. A detached permit still counts as held. A
-//!   detached lock does not, because the client no longer tracks it.
+//! - A permit counts as held from the moment when its acquire returned. What was detached does not count as held,
+//!   because the client no longer tracks it.
 //! - [`Pool::acquire`](crate::Pool::acquire), [`renew`](crate::Pool::renew) and [`release`](crate::Pool::release) have
 //!   no guard. They count as acquires and renewals, and change neither `leasehold_held` nor `leasehold_hold_seconds`.
 //! - [`Locks::acquire_as`](crate::Locks::acquire_as), and extensions and releases by a lock id, are not counted.

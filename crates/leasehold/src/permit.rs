@@ -10,9 +10,11 @@ use std::time::{Duration, Instant};
 
 use crate::callbacks::event;
 use crate::clock::Moment;
+use crate::engine::lease_spec::LeaseSpec;
 use crate::engine::name_state::ReleasedBy;
 use crate::engine::ticket::{Grant, Ticket};
 use crate::engine::watch::Acquiring;
+use crate::guard::{Declared, Guard, Sealed};
 use crate::machine::ReleaseHint;
 use crate::semaphore::SemaphoreInner;
 use crate::{AcquisitionId, Error, Fence, LossReason, Primitive};
@@ -90,7 +92,9 @@ impl Permit {
         self.grant.slot_number.map(NonZeroU32::get)
     }
 
-    pub(crate) fn name(&self) -> &str {
+    /// Returns the name of the semaphore.
+    #[must_use]
+    pub fn name(&self) -> &str {
         self.semaphore.as_ref().map_or("", |semaphore| semaphore.spec.named.name().as_str())
     }
 
@@ -190,11 +194,27 @@ impl Permit {
         semaphore.spec.named.release(self.id, &semaphore.spec, by).done().await
     }
 
-    /// Drops the guard but keeps the permit. The permit stays held, and is renewed, until it is released by its id with
-    /// [`Semaphore::release`](crate::Semaphore::release), until its TTL ends, or until its client is closed or dropped.
+    /// Drops the guard but keeps the permit, and returns its id. The client no longer renews it.
+    ///
+    /// [`Semaphore::extend`](crate::Semaphore::extend) and [`Semaphore::release`](crate::Semaphore::release) renew and
+    /// release it by its id. On Redis it expires with its lease unless it is renewed. In memory and on one host, where
+    /// permits need no renewal, it ends with its client. Its TTL ends it on every store.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// let api = leasehold::Client::memory().semaphore("api", 5).build()?;
+    /// let id = api.acquire().await?.detach();
+    /// assert!(api.extend(&id).await?);
+    /// assert!(api.release(&id).await?);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use = "without its id the permit cannot be released"]
     pub fn detach(mut self) -> AcquisitionId {
-        self.semaphore = None;
+        if let Some(semaphore) = self.semaphore.take() {
+            semaphore.spec.named.detach(self.id);
+        }
         self.id
     }
 
@@ -234,6 +254,45 @@ impl Drop for Permit {
     }
 }
 
+impl Sealed for Permit {}
+
+impl Declared for Permit {
+    fn spec(&self) -> Option<Arc<dyn LeaseSpec>> {
+        let semaphore = self.semaphore.as_ref()?;
+        Some(semaphore.spec.clone())
+    }
+}
+
+impl Guard for Permit {
+    fn name(&self) -> &str {
+        self.name()
+    }
+
+    fn id(&self) -> String {
+        self.id.to_string()
+    }
+
+    fn fence(&self) -> Option<Fence> {
+        Some(self.grant.fence)
+    }
+
+    fn valid_until(&self) -> Option<Instant> {
+        self.valid_until()
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        self.check()
+    }
+
+    fn lost(&self) -> Lost {
+        self.lost()
+    }
+
+    async fn release(self) -> Result<bool, Error> {
+        self.release().await
+    }
+}
+
 impl fmt::Debug for Permit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = self.semaphore.as_ref().map(|semaphore| semaphore.spec.named.name());
@@ -260,13 +319,13 @@ impl Lost {
         Self { ticket, key: None }
     }
 
-    /// Runs `work` until it finishes or the loss is reported. The loss is polled first, so that `work` is never polled
-    /// after it.
     /// Polls for the error of a caller that finds its permit, lock or lease lost.
     pub(crate) fn poll_error(&mut self, cx: &mut Context<'_>) -> Poll<Error> {
         Pin::new(&mut *self).poll(cx).map(|reason| self.ticket.lost(reason))
     }
 
+    /// Runs `work` until it finishes or the loss is reported. The loss is polled first, so that `work` is never polled
+    /// after it.
     pub(crate) async fn or<T>(self, work: impl Future<Output = T>) -> Result<T, Error> {
         let (mut lost, mut work) = (self, pin!(work));
         poll_fn(|cx| match lost.poll_error(cx) {

@@ -11,50 +11,45 @@ use crate::engine::Engine;
 use crate::engine::timers::Deadline;
 use crate::engine::watch::{Acquiring, Id, Watch};
 use crate::guard::LeaseGuard;
-use crate::machine::Subject;
 use crate::machine::pool::{PoolAction, PoolCommand, PoolOutcome, Status};
-use crate::name::Name;
+use crate::machine::{Subject, Terms};
+use crate::name::{Name, millis, positive};
 use crate::semaphore::LEASE;
 use crate::{Error, LossReason, Observer, Outcome, Primitive, Retry};
 
-mod answer;
+mod acquire;
 mod lease;
 mod queries;
 
-pub use answer::{AcquireStatus, PoolAnswer, PoolCount, ReleaseStatus, RenewStatus};
+pub use acquire::{AcquireLease, TryAcquireLease};
 pub use lease::PoolLease;
 pub use queries::Pools;
 
-use answer::typed;
 use lease::PoolAcquisition;
 
 /// The shortest lease. Other programs that share a pool count in whole seconds.
-const MIN_TTL: Duration = Duration::from_secs(1);
+const MIN_LEASE: Duration = Duration::from_secs(1);
 
-/// A fixed number of leases, each held by an instance id. There is no queue.
+/// A fixed number of leases, each held by an instance id that you choose.
 ///
-/// This API is for callers that have a loop of their own and only ask "may I start?", "may I continue?" and "how many
-/// are we?". Each question is one call and one round trip, and nothing runs between the calls. For a guard that renews
-/// the lease in the background, see
-/// [`lease`](Self::lease).
+/// There is no queue: after a release, the first instance that asks acquires the lease. Where order matters, use a
+/// [`Semaphore`](crate::Semaphore). The client renews a lease in the background while its guard, a [`PoolLease`], lives.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), leasehold::Error> {
-/// use leasehold::{AcquireStatus, Client, ReleaseStatus, RenewStatus};
+/// use leasehold::Client;
 ///
 /// let encoders = Client::memory().pool("encoders", 1).build()?;
-/// assert_eq!(encoders.acquire("worker-1").await?.status, AcquireStatus::Acquired);
-/// assert_eq!(encoders.acquire("worker-2").await?.status, AcquireStatus::CapacityFull);
-/// assert_eq!(encoders.renew("worker-1").await?.status, RenewStatus::Renewed);
-/// assert_eq!(encoders.count().await?.current_count, 1);
-/// assert_eq!(encoders.release("worker-1").await?.status, ReleaseStatus::Released);
+/// let lease = encoders.acquire("worker-1").await?;
+/// assert!(encoders.try_acquire("worker-2").await?.is_none());
+/// lease.release().await?;
 /// # Ok(())
 /// # }
 /// ```
 ///
-/// An instance that acquires again while it holds a lease renews that lease, and does not take a second one. So give
-/// every worker its own id, which no other worker can choose: a host name and a process id, or something random.
+/// An instance that acquires again while it holds a lease does not take a second one: the guards share it. So give every
+/// worker its own id, which no other worker can choose: a host name and a process id, or something random.
 ///
 /// All clients that share a pool should use the same [lease](PoolBuilder::lease). Every call removes the instances that
 /// were silent for the *caller's* lease, so a caller with a shorter lease removes the leases of the others.
@@ -64,11 +59,13 @@ pub struct Pool {
 }
 
 /// A pool as it was declared.
-struct PoolSpec {
+pub(crate) struct PoolSpec {
     engine: Arc<Engine>,
     name: Name,
     capacity: u32,
-    ttl: Span,
+    lease: Span,
+    ttl: Option<Span>,
+    within: Option<Duration>,
     retry: Retry,
     /// The metrics, the observer and the tracing spans of this pool.
     watch: Arc<Watch>,
@@ -87,135 +84,106 @@ impl Pool {
         self.inner.capacity
     }
 
-    /// Acquires a lease for this instance, if one is free. If the instance already holds a lease, the lease is renewed.
+    /// Acquires a lease for this instance, and waits for it if the pool is full. The wait has no time limit unless
+    /// [`PoolBuilder::within`] or [`AcquireLease::within`] sets one.
     ///
-    /// # Errors
-    /// - [`Error::InvalidArgument`] if the instance id is empty, longer than 512 bytes, or contains control characters.
-    /// - [`Error::ForeignData`] if another program uses the pool's keys on Redis.
-    /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
-    /// - [`Error::Denied`], [`Error::NoRoom`] or [`Error::Unusable`] if the store refuses the request.
-    /// - [`Error::Stopped`] if the client's background thread is not running.
-    /// - [`Error::Closed`] after [`Client::close`](crate::Client::close).
-    ///
-    /// # Cancel safety
-    /// If the future is dropped, the instance may or may not hold a lease. To make sure that it holds none, call
-    /// [`release`](Self::release).
-    pub async fn acquire(&self, instance_id: &str) -> Result<PoolAnswer<AcquireStatus>, Error> {
-        let (instance, capacity) = (instance_of(instance_id)?, self.inner.capacity);
-        let id = instance.clone();
-        let action = PoolAction::Acquire { instance, capacity };
-        let acquire = self.inner.call(action, AcquireStatus::of);
-        let end = |answer: &PoolAnswer<AcquireStatus>, watched: Acquiring| match answer.status {
-            AcquireStatus::Acquired => watched.acquired_without_guard(),
-            AcquireStatus::CapacityFull => watched.refused(),
-        };
-        self.inner.watch.acquire(|| Id::Instance(id), false, acquire, end).await
-    }
-
-    /// Renews the lease of this instance.
-    ///
-    /// # Errors
-    /// The same as for [`acquire`](Self::acquire).
-    ///
-    /// # Cancel safety
-    /// If the future is dropped, the lease may or may not be renewed.
-    pub async fn renew(&self, instance_id: &str) -> Result<PoolAnswer<RenewStatus>, Error> {
-        let instance = instance_of(instance_id)?;
-        let (id, sent) = (instance.clone(), self.inner.engine.core().now());
-        let answer = self.inner.call(PoolAction::Renew { instance }, RenewStatus::of).await;
-        let outcome = || match &answer {
-            Ok(PoolAnswer { status: RenewStatus::Renewed, .. }) => Outcome::Done,
-            Ok(PoolAnswer { status: RenewStatus::Expired, .. }) => {
-                Outcome::Lost(LossReason::LeaseEnded)
-            }
-            Ok(_) => Outcome::NotHeld,
-            Err(error) => Outcome::Failed(error.clone()),
-        };
-        self.inner.watch.renewed(|| Id::Instance(id), outcome, sent);
-        answer
-    }
-
-    /// Releases the lease of this instance.
-    ///
-    /// # Errors
-    /// The same as for [`acquire`](Self::acquire).
-    ///
-    /// # Cancel safety
-    /// If the future is dropped after it was first polled, the release continues in the background.
-    pub async fn release(&self, instance_id: &str) -> Result<PoolAnswer<ReleaseStatus>, Error> {
-        let instance = instance_of(instance_id)?;
-        let core = self.inner.engine.core();
-        core.check_open()?;
-        let part = self.inner.part(PoolAction::Release { instance: instance.clone() });
-        let answer = core.call_to_the_end(part).await.and_then(outcome_of);
-        let answer = answer.and_then(|outcome| typed(outcome, ReleaseStatus::of));
-        let outcome = || match &answer {
-            Ok(PoolAnswer { status: ReleaseStatus::Released, .. }) => Outcome::Done,
-            Ok(PoolAnswer { status: ReleaseStatus::AlreadyExpired, .. }) => {
-                Outcome::Lost(LossReason::LeaseEnded)
-            }
-            Ok(_) => Outcome::NotHeld,
-            Err(error) => Outcome::Failed(error.clone()),
-        };
-        self.inner.watch.released(|| Id::Instance(instance), outcome);
-        answer
-    }
-
-    /// Returns the number of leases that are held, and removes expired leases.
-    ///
-    /// # Errors
-    /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
-    /// - [`Error::Denied`], [`Error::NoRoom`] or [`Error::Unusable`] if the store refuses the request.
-    /// - [`Error::ForeignData`] if another program uses the pool's keys on Redis.
-    /// - [`Error::Stopped`] if the client's background thread is not running.
-    /// - [`Error::Closed`] after [`Client::close`](crate::Client::close).
-    ///
-    /// # Cancel safety
-    /// If the future is dropped, expired leases may or may not be removed. Nothing else changes.
-    pub async fn count(&self) -> Result<PoolCount, Error> {
-        let PoolAnswer { current_count, expired_count, .. } =
-            self.inner.call(PoolAction::Count, Some).await?;
-        Ok(PoolCount { current_count, expired_count })
-    }
-
-    /// Acquires a lease that is renewed in the background, if one is free; returns `None` if the pool is full.
-    ///
-    /// # Errors
-    /// The same as for [`acquire`](Self::acquire).
-    ///
-    /// # Cancel safety
-    /// If the future is dropped, a lease that it may have been granted is released in the background.
-    pub async fn try_lease(&self, instance_id: &str) -> Result<Option<PoolLease>, Error> {
-        let instance = instance_of(instance_id)?;
-        let end = |lease: &Option<PoolLease>, watched: Acquiring| match lease {
-            Some(lease) => lease.watch(watched),
-            None => watched.refused(),
-        };
-        let (id, acquire) = (|| Id::Instance(instance.clone()), self.inner.try_once(&instance));
-        self.inner.watch.acquire(id, false, acquire, end).await
-    }
-
-    /// Acquires a lease that is renewed in the background. While the pool is full, the call retries up to the limits of
-    /// [`retry`](PoolBuilder::retry): by default for at most 5 s. There is no queue: the first caller that asks after a
-    /// release acquires the lease. Where order matters, use a [`Semaphore`](crate::Semaphore).
+    /// Nothing happens before the returned future is first polled. While the pool is full, the acquire asks again after
+    /// each delay of [`retry`](PoolBuilder::retry). It keeps waiting while the store is unreachable.
     ///
     /// Guards of one client with the same instance id share one lease. It is released with the last of them.
     ///
     /// # Errors
-    /// - [`Error::TimedOut`] if the time limit passes or the retries are used up, or [`Error::Unavailable`] if the time
-    ///   limit passes while the store is unreachable. `TimedOut` contains how many leases were held.
-    /// - [`Error::InvalidArgument`] if the instance id is empty, longer than 512 bytes, or contains control characters.
+    /// - [`Error::TimedOut`] if the time limit passes, or [`Error::Unavailable`] if it passes while the store is
+    ///   unreachable. `TimedOut` contains how many leases were held.
+    /// - [`Error::InvalidArgument`] if the time limit is zero, or if the instance id is empty, longer than 512 bytes, or
+    ///   contains control characters.
     /// - [`Error::ForeignData`] if another program uses the pool's keys on Redis.
+    /// - [`Error::Lost`] if the lease was lost after the grant and before the future was polled again.
     /// - [`Error::Denied`], [`Error::NoRoom`] or [`Error::Unusable`] if the store refuses the request.
     /// - [`Error::Stopped`] if the client's background thread is not running.
     /// - [`Error::Closed`] after [`Client::close`](crate::Client::close).
     ///
     /// # Cancel safety
     /// If the future is dropped, a lease that it may have been granted is released in the background.
-    pub async fn lease(&self, instance_id: &str) -> Result<PoolLease, Error> {
-        let instance = instance_of(instance_id)?;
-        let (id, acquire) = (|| Id::Instance(instance.clone()), self.inner.wait(&instance));
-        self.inner.watch.acquire(id, true, acquire, PoolLease::watch).await
+    pub fn acquire(&self, instance_id: &str) -> AcquireLease {
+        AcquireLease::new(self.inner.clone(), instance_id)
+    }
+
+    /// Acquires a lease for this instance if one is free; returns `None` if the pool is full.
+    ///
+    /// # Errors
+    /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
+    /// - All errors of [`acquire`](Self::acquire) except `TimedOut`.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, a lease that it may have been granted is released in the background.
+    pub fn try_acquire(&self, instance_id: &str) -> TryAcquireLease {
+        TryAcquireLease::new(self.inner.clone(), instance_id)
+    }
+
+    /// Acquires a lease for this instance and runs `work` under it. `work` stops if the lease is lost.
+    ///
+    /// Once the lease is lost, the future of `work` is dropped without being polled again, and this function returns
+    /// [`Error::Lost`]. Otherwise it returns the output of `work`. If the release fails afterwards, the error is logged
+    /// and the output is still returned. To set a time limit for one call, see [`AcquireLease::with`].
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// use leasehold::Client;
+    ///
+    /// let encoders = Client::memory().pool("encoders", 4).build()?;
+    /// assert_eq!(encoders.with("worker-1", async |_| 42).await?, 42);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The same as for [`acquire`](Self::acquire), and [`Error::Lost`] if the lease is lost while `work` runs.
+    ///
+    /// # Cancel safety
+    /// Dropping the future drops `work`, then releases the lease in the background.
+    pub async fn with<T>(
+        &self,
+        instance_id: &str,
+        work: impl AsyncFnOnce(&PoolLease) -> T,
+    ) -> Result<T, Error> {
+        self.acquire(instance_id).with(work).await
+    }
+
+    /// Renews the lease of this instance once, for example one that was [detached](PoolLease::detach). Returns `false` if
+    /// the instance no longer holds a lease.
+    ///
+    /// # Errors
+    /// - [`Error::InvalidArgument`] if the instance id is empty, longer than 512 bytes, or contains control characters.
+    /// - [`Error::ForeignData`] if another program uses the pool's keys on Redis.
+    /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
+    /// - [`Error::Denied`], [`Error::NoRoom`] or [`Error::Unusable`] if the store refuses the request.
+    /// - [`Error::Stopped`] if the client's background thread is not running.
+    /// - [`Error::Closed`] after [`Client::close`](crate::Client::close).
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the lease may or may not be renewed.
+    pub async fn extend(&self, instance_id: &str) -> Result<bool, Error> {
+        Ok(self.inner.renew(instance_id).await?.status == Status::Renewed)
+    }
+
+    /// Releases the lease of this instance. Returns `true` if it was held until now.
+    ///
+    /// A guard of that lease is not notified. It notices the release at its next renewal.
+    ///
+    /// # Errors
+    /// The same as for [`extend`](Self::extend).
+    ///
+    /// # Cancel safety
+    /// If the future is dropped after it was first polled, the release continues in the background.
+    pub async fn release(&self, instance_id: &str) -> Result<bool, Error> {
+        Ok(self.inner.release(instance_id).await?.status == Status::Released)
+    }
+
+    /// How the pool was declared, for [`compat`](crate::compat).
+    pub(crate) fn spec(&self) -> &PoolSpec {
+        &self.inner
     }
 }
 
@@ -235,7 +203,9 @@ pub struct PoolBuilder {
     engine: Arc<Engine>,
     name: String,
     capacity: u32,
-    ttl: Duration,
+    lease: Duration,
+    ttl: Option<Duration>,
+    within: Option<Duration>,
     retry: Retry,
     observer: Option<Observer>,
     name_in_metrics: bool,
@@ -247,7 +217,9 @@ impl PoolBuilder {
             engine,
             name: name.to_owned(),
             capacity,
-            ttl: LEASE,
+            lease: LEASE,
+            ttl: None,
+            within: None,
             retry: Retry::default(),
             observer: None,
             name_in_metrics: false,
@@ -255,8 +227,10 @@ impl PoolBuilder {
     }
 
     /// Sets the lease: how long an instance may be silent before its lease passes on. The default is 30 s and the
-    /// minimum 1 s. All clients that share the pool should use the same lease. [`Pool::renew`] and the guard of
-    /// [`Pool::lease`] renew it.
+    /// minimum 1 s. All clients that share the pool should use the same lease.
+    ///
+    /// The client renews the lease in the background, each time a third of it has passed and at least every 3.3 s, until
+    /// the guard is released, dropped or detached.
     ///
     /// ```
     /// use leasehold::Client;
@@ -266,17 +240,38 @@ impl PoolBuilder {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn lease(mut self, lease: Duration) -> Self {
-        self.ttl = lease;
+        self.lease = lease;
         self
     }
 
-    /// Sets the [`lease`](Self::lease), under the name that other programs with such a pool use for it. It does not
-    /// limit how long a lease that is renewed may be held.
-    pub fn ttl(self, ttl: Duration) -> Self {
-        self.lease(ttl)
+    /// Sets the longest time that a lease may be held. After that the client releases it, and the guard is lost. By
+    /// default there is no TTL.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// use leasehold::{Client, LossReason};
+    /// use std::time::Duration;
+    ///
+    /// let encoders = Client::memory().pool("encoders", 1).ttl(Duration::from_millis(20)).build()?;
+    /// let lease = encoders.acquire("worker-1").await?;
+    /// assert_eq!(lease.lost().await, LossReason::TtlEnded);
+    /// assert!(encoders.try_acquire("worker-2").await?.is_some());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.ttl = Some(ttl);
+        self
     }
 
-    /// Sets how [`Pool::lease`] retries while the pool is full.
+    /// Sets the longest time that an acquire may wait. By default there is no limit.
+    pub fn within(mut self, limit: Duration) -> Self {
+        self.within = Some(limit);
+        self
+    }
+
+    /// Sets the delays after which an acquire asks again while the pool is full.
     pub fn retry(mut self, retry: Retry) -> Self {
         self.retry = retry;
         self
@@ -297,9 +292,10 @@ impl PoolBuilder {
     ///     counter.fetch_add(u32::from(matches!(event.outcome, Outcome::Full)), Ordering::Relaxed);
     /// });
     /// let encoders = Client::memory().pool("encoders", 1).observer(observer).build()?;
-    /// encoders.acquire("worker-1").await?;
-    /// encoders.acquire("worker-2").await?;
+    /// let lease = encoders.acquire("worker-1").await?;
+    /// assert!(encoders.try_acquire("worker-2").await?.is_none());
     /// assert_eq!(full.load(Ordering::Relaxed), 1);
+    /// # drop(lease);
     /// # Ok(())
     /// # }
     /// ```
@@ -324,24 +320,28 @@ impl PoolBuilder {
     /// - The name is empty, longer than 512 bytes, contains control characters, or begins with `holders:`.
     /// - In a Redis cluster, the name has a brace that is not part of a hash tag, or is nothing but a hash tag.
     /// - The capacity is zero.
-    /// - The lease is below 1 s, longer than 10¹³ ms (317 years), or not in whole milliseconds.
-    /// - A duration of the [`Retry`] is zero, or its multiplier is below 1 or not finite.
+    /// - The lease is below 1 s.
+    /// - A duration is zero. The lease or the TTL is longer than 10¹³ ms (317 years), or not in whole milliseconds.
+    /// - The multiplier of the [`Retry`] is below 1 or not finite.
     pub fn build(self) -> Result<Pool, Error> {
         let name = name_of(&self.name)?;
         self.engine.core().check_name(Subject::Pool(&name))?;
         if self.capacity == 0 {
             return Err(Error::invalid("capacity", "it is 0; the minimum is 1"));
         }
-        if self.ttl < MIN_TTL {
-            let problem = format!("it is {:?}; the minimum is {MIN_TTL:?}", self.ttl);
+        if self.lease < MIN_LEASE {
+            let problem = format!("it is {:?}; the minimum is {MIN_LEASE:?}", self.lease);
             return Err(Error::invalid("lease", problem));
         }
-        let ttl = Span::from_millis(crate::name::millis("lease", self.ttl)?);
+        let lease = Span::from_millis(millis("lease", self.lease)?);
+        let ttl = self.ttl.map(|ttl| millis("ttl", ttl)).transpose()?.map(Span::from_millis);
+        self.within.map(|limit| positive("within", limit)).transpose()?;
         self.retry.check()?;
-        let (engine, capacity, retry) = (self.engine, self.capacity, self.retry);
-        let (in_metrics, observer) = (self.name_in_metrics, self.observer);
+        let Self { engine, capacity, within, retry, observer, .. } = self;
+        let in_metrics = self.name_in_metrics;
         let watch = Watch::new(engine.core(), Primitive::Pool, &name, in_metrics, observer);
-        Ok(Pool { inner: Arc::new(PoolSpec { engine, name, capacity, ttl, retry, watch }) })
+        let inner = PoolSpec { engine, name, capacity, lease, ttl, within, retry, watch };
+        Ok(Pool { inner: Arc::new(inner) })
     }
 }
 
@@ -349,22 +349,63 @@ fn instance_of(text: &str) -> Result<Name, Error> {
     Name::new("instance id", text)
 }
 
+impl fmt::Debug for PoolSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PoolSpec").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
 impl PoolSpec {
     fn part(&self, action: PoolAction) -> Part {
-        Part::Pool(PoolCommand { pool: self.name.clone(), ttl: self.ttl, action })
+        Part::Pool(PoolCommand { pool: self.name.clone(), ttl: self.lease, action })
     }
 
-    async fn call<S>(
-        &self,
-        action: PoolAction,
-        status_of: impl FnOnce(Status) -> Option<S>,
-    ) -> Result<PoolAnswer<S>, Error> {
+    fn terms(&self) -> Terms {
+        Terms { lease: Some(self.lease), ttl: self.ttl }
+    }
+
+    async fn call(&self, action: PoolAction) -> Result<PoolOutcome, Error> {
         let core = self.engine.core();
         core.check_open()?;
         let (answer, _) = core.call(self.part(action)).await?;
         let outcome = outcome_of(answer)?;
         event!(debug, name = self.name.as_str(), ?outcome, "pool");
-        typed(outcome, status_of)
+        Ok(outcome)
+    }
+
+    /// Acquires a lease without a guard, or renews the one that the instance has.
+    pub(crate) async fn acquire_detached(&self, instance_id: &str) -> Result<PoolOutcome, Error> {
+        let instance = instance_of(instance_id)?;
+        let (id, capacity) = (instance.clone(), self.capacity);
+        let acquire = self.call(PoolAction::Acquire { instance, capacity });
+        let end = |outcome: &PoolOutcome, watched: Acquiring| match outcome.status {
+            Status::Acquired => watched.acquired_without_guard(),
+            _ => watched.refused(),
+        };
+        self.watch.acquire(|| Id::Instance(id), false, acquire, end).await
+    }
+
+    pub(crate) async fn renew(&self, instance_id: &str) -> Result<PoolOutcome, Error> {
+        let instance = instance_of(instance_id)?;
+        let (id, sent) = (instance.clone(), self.engine.core().now());
+        let outcome = self.call(PoolAction::Renew { instance }).await;
+        self.watch.renewed(|| Id::Instance(id), || observed(&outcome), sent);
+        outcome
+    }
+
+    pub(crate) async fn release(&self, instance_id: &str) -> Result<PoolOutcome, Error> {
+        let instance = instance_of(instance_id)?;
+        let core = self.engine.core();
+        core.check_open()?;
+        let part = self.part(PoolAction::Release { instance: instance.clone() });
+        let outcome = core.call_to_the_end(part).await.and_then(outcome_of);
+        self.watch.released(|| Id::Instance(instance), || observed(&outcome));
+        outcome
+    }
+
+    /// Counts the leases, and removes those that have expired.
+    pub(crate) async fn count(&self) -> Result<PoolOutcome, Error> {
+        self.call(PoolAction::Count).await
     }
 
     /// Makes one attempt. Returns a lease, or the number of leases that are held.
@@ -387,11 +428,16 @@ impl PoolSpec {
         Ok(self.attempt(instance, until).await?.ok())
     }
 
-    async fn wait(self: &Arc<Self>, instance: &Name) -> Result<PoolLease, Error> {
+    /// Repeats the attempt after each delay of the retry policy. Without a limit it never gives up.
+    async fn wait(
+        self: &Arc<Self>,
+        instance: &Name,
+        within: Option<Duration>,
+    ) -> Result<PoolLease, Error> {
         let core = self.engine.core();
         let started = core.now();
-        let limit = self.retry.limit();
-        let give_up_at = started + Span::from_duration(limit);
+        let limit = within.unwrap_or(Duration::MAX);
+        let give_up_at = within.map_or(Moment::NEVER, |limit| started + Span::from_duration(limit));
         let (mut until, mut nth) = (give_up_at, 0);
         loop {
             // Registered before the attempt, so that a close during the attempt is not missed.
@@ -401,7 +447,7 @@ impl PoolSpec {
                 Err(held) => held,
             };
             let so_far = core.now().saturating_since(started);
-            if nth >= self.retry.max_times() || so_far >= limit {
+            if nth >= self.retry.most() || so_far >= limit {
                 return Err(Error::TimedOut {
                     primitive: Primitive::Pool,
                     name: self.name.to_string(),
@@ -419,6 +465,18 @@ impl PoolSpec {
             until = core.next_attempt_until(give_up_at);
             nth += 1;
         }
+    }
+}
+
+/// Returns what an observer learns of a renewal or a release by id.
+fn observed(outcome: &Result<PoolOutcome, Error>) -> Outcome {
+    match outcome {
+        Ok(PoolOutcome { status: Status::Renewed | Status::Released, .. }) => Outcome::Done,
+        Ok(PoolOutcome { status: Status::Expired | Status::AlreadyExpired, .. }) => {
+            Outcome::Lost(LossReason::LeaseEnded)
+        }
+        Ok(_) => Outcome::NotHeld,
+        Err(error) => Outcome::Failed(error.clone()),
     }
 }
 

@@ -1,35 +1,36 @@
-//! The policy by which an acquire retries: how often, and after which delays.
+//! The delays between the attempts of an acquire.
 
 use std::time::Duration;
 
 use crate::Error;
 use crate::name::positive;
 
-/// How an acquire of a [`Lock`](crate::Lock) or a [`Pool`](crate::Pool) retries while another holder has it. By default
-/// it retries 10 times, first after 100 ms and then each time after twice as long, with jitter, for at most 5 s in all.
+/// The delays between the attempts of an acquire of a [`Lock`](crate::Lock) or a [`Pool`](crate::Pool), while another
+/// holder has it.
+///
+/// By default the first delay is 100 ms and each further one is twice as long, up to 5 s, with jitter. The attempts end
+/// when the acquire does: see `within` of the builders and the futures.
 ///
 /// ```
 /// use leasehold::{Client, Jitter, Retry};
 /// use std::time::Duration;
 ///
-/// let patient = Retry::default()
-///     .times(1000)
+/// let eager = Retry::default()
 ///     .delay(Duration::from_millis(50))
 ///     .multiplier(1.5)
 ///     .max_delay(Duration::from_secs(2))
-///     .jitter(Jitter::Full)
-///     .within(Duration::from_secs(60));
-/// let lock = Client::memory().lock("invoice:42").retry(patient).build()?;
+///     .jitter(Jitter::Full);
+/// let lock = Client::memory().lock("invoice:42").retry(eager).build()?;
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Retry {
-    times: u32,
     delay: Duration,
     multiplier: f64,
     max_delay: Duration,
     jitter: Jitter,
-    within: Duration,
+    /// The most retries: see [`compat::sync_guard`](crate::compat::sync_guard).
+    most: u32,
 }
 
 /// How much of a delay is random. Randomness keeps callers that were refused together from retrying together.
@@ -47,24 +48,16 @@ pub enum Jitter {
 impl Default for Retry {
     fn default() -> Self {
         Self {
-            times: 10,
             delay: Duration::from_millis(100),
             multiplier: 2.0,
-            max_delay: Duration::from_secs(60),
+            max_delay: Duration::from_secs(5),
             jitter: Jitter::Equal,
-            within: Duration::from_secs(5),
+            most: u32::MAX,
         }
     }
 }
 
 impl Retry {
-    /// Sets how often to retry before giving up: 10 times by default. Attempts after a release, or at the end of the
-    /// holder's lease, do not count.
-    #[must_use]
-    pub fn times(self, times: u32) -> Self {
-        Self { times, ..self }
-    }
-
     /// Sets the delay before the first retry: 100 ms by default.
     #[must_use]
     pub fn delay(self, delay: Duration) -> Self {
@@ -77,7 +70,7 @@ impl Retry {
         Self { multiplier, ..self }
     }
 
-    /// Sets the longest delay: a minute by default.
+    /// Sets the longest delay: 5 s by default.
     #[must_use]
     pub fn max_delay(self, max_delay: Duration) -> Self {
         Self { max_delay, ..self }
@@ -89,25 +82,17 @@ impl Retry {
         Self { jitter, ..self }
     }
 
-    /// Sets how long to retry in all: 5 s by default. For a much longer time, raise [`times`](Self::times) as well: ten
-    /// retries are used up after 51 to 102 s.
-    #[must_use]
-    pub fn within(self, within: Duration) -> Self {
-        Self { within, ..self }
+    pub(crate) fn at_most(self, retries: u32) -> Self {
+        Self { most: retries, ..self }
     }
 
-    pub(crate) fn limit(&self) -> Duration {
-        self.within
-    }
-
-    pub(crate) fn max_times(&self) -> u32 {
-        self.times
+    pub(crate) fn most(&self) -> u32 {
+        self.most
     }
 
     pub(crate) fn check(&self) -> Result<(), Error> {
         positive("retry delay", self.delay)?;
         positive("retry max_delay", self.max_delay)?;
-        positive("retry within", self.within)?;
         if !(self.multiplier.is_finite() && self.multiplier >= 1.0) {
             let problem = format!("it is {}; it must be finite, and at least 1", self.multiplier);
             return Err(Error::invalid("retry multiplier", problem));

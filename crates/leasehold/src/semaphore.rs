@@ -73,8 +73,8 @@ impl Semaphore {
         self.inner.spec.named.capacity()
     }
 
-    /// Acquires a permit, and waits for it if necessary. The wait has no time limit unless [`max_acquire_time`] or
-    /// [`within`](Acquire::within) sets one.
+    /// Acquires a permit, and waits for it if necessary. The wait has no time limit unless
+    /// [`SemaphoreBuilder::within`] or [`Acquire::within`] sets one.
     ///
     /// Nothing happens before the returned future is first polled. The acquire keeps waiting while the store is
     /// unreachable.
@@ -93,11 +93,9 @@ impl Semaphore {
     ///
     /// # Cancel safety
     /// Dropping the future cancels the wait. If the permit has already been granted, it is released in the background.
-    ///
-    /// [`max_acquire_time`]: SemaphoreBuilder::max_acquire_time
     #[inline]
     pub fn acquire(&self) -> Acquire {
-        Acquire::new(self.inner.clone(), true, self.inner.spec.max_acquire_time)
+        Acquire::new(self.inner.clone(), true, self.inner.spec.within)
     }
 
     /// Acquires a permit if one is free and nobody is waiting for it; returns `None` otherwise. [`TryAcquire::weight`]
@@ -149,6 +147,27 @@ impl Semaphore {
     /// Dropping the future drops `work`, then releases the permit in the background.
     pub async fn with<T>(&self, work: impl AsyncFnOnce(&Permit) -> T) -> Result<T, Error> {
         self.acquire().with(work).await
+    }
+
+    /// Renews a permit once by its id, for example one that was [detached](Permit::detach). Returns `false` if the id
+    /// holds no permit.
+    ///
+    /// The permit is then valid for the [lease](SemaphoreBuilder::lease) of this semaphore, up to its TTL. In memory and
+    /// on one host, where permits need no renewal, this only checks whether the permit is held.
+    ///
+    /// # Errors
+    /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
+    /// - [`Error::Denied`], [`Error::NoRoom`] or [`Error::Unusable`] if the store refuses the request.
+    /// - [`Error::ForeignData`] if another program uses the semaphore's keys on Redis.
+    /// - [`Error::Stopped`] if the client's background thread is not running.
+    /// - [`Error::Closed`] after [`Client::close`](crate::Client::close).
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the permit may or may not be renewed.
+    pub async fn extend(&self, id: &AcquisitionId) -> Result<bool, Error> {
+        let SemaphoreInner { spec, engine } = &*self.inner;
+        engine.core().check_open()?;
+        spec.named.extend(*id, spec.terms).await
     }
 
     /// Releases a permit by its id, for example one that was [detached](Permit::detach), or cancels an acquire that
@@ -281,7 +300,7 @@ pub struct SemaphoreBuilder {
 struct SemaphoreOptions {
     unless_declared: bool,
     ttl: Option<Duration>,
-    max_acquire_time: Option<Duration>,
+    within: Option<Duration>,
     lease: Option<Duration>,
     label: Option<String>,
     numbered: bool,
@@ -314,8 +333,8 @@ impl SemaphoreBuilder {
     }
 
     /// Sets the longest time that an acquire may wait. By default there is no limit.
-    pub fn max_acquire_time(mut self, limit: Duration) -> Self {
-        self.options.max_acquire_time = Some(limit);
+    pub fn within(mut self, limit: Duration) -> Self {
+        self.options.within = Some(limit);
         self
     }
 
@@ -328,11 +347,6 @@ impl SemaphoreBuilder {
     pub fn lease(mut self, lease: Duration) -> Self {
         self.options.lease = Some(lease);
         self
-    }
-
-    /// Sets the [`lease`](Self::lease), under the name that asyncio-advanced-semaphores uses for it.
-    pub fn heartbeat_max_interval(self, interval: Duration) -> Self {
-        self.lease(interval)
     }
 
     /// Sets the label that statistics show beside the holders and waiters of this semaphore.
@@ -485,8 +499,8 @@ impl SemaphoreBuilder {
             let why = "a shorter TTL may end before the store has answered";
             return Err(Error::invalid("ttl", format!("{problem}: {why}")));
         }
-        let max_acquire_time = options.max_acquire_time;
-        max_acquire_time.map(|limit| positive("max_acquire_time", limit)).transpose()?;
+        let within = options.within;
+        within.map(|limit| positive("within", limit)).transpose()?;
         let lease = options.lease.unwrap_or(LEASE);
         if lease < MIN_LEASE {
             let problem = format!("it is {lease:?}; the minimum is {MIN_LEASE:?}");
@@ -526,7 +540,7 @@ impl SemaphoreBuilder {
             numbered: options.numbered,
             claims_first: options.claims_first,
             rate_only: options.rate_only,
-            max_acquire_time,
+            within,
             watch,
         });
         let inner = SemaphoreInner { spec, engine };

@@ -98,7 +98,7 @@ impl<F> LimitLayer<F> {
     ///     Ok(match path {
     ///         "/health" => Limit::none(),
     ///         // One at a time, in no particular order.
-    ///         "/report" => client.lock("report").auto_extend().build()?.into(),
+    ///         "/report" => client.lock("report").build()?.into(),
     ///         // 100 starts per minute; a request without a token is refused at once.
     ///         "/mail" => client.rate("mail", 100, Duration::from_secs(60)).build()?.try_acquire().into(),
     ///         // Ten at a time of each path.

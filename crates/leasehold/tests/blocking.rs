@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use leasehold::blocking::{self, Wait};
-use leasehold::{AcquireStatus, Client, Error, LossReason, Permit, Primitive, Retry, Semaphore};
+use leasehold::{Client, Error, LossReason, Permit, Primitive, Semaphore};
 use testkit::wait::{TIME_LIMIT, eventually, until};
 
 fn has_waiters(semaphore: &Semaphore, expected: usize) {
@@ -83,11 +83,11 @@ fn a_loss_is_reported_after_the_work(client: &Client) {
     });
     assert!(matches!(lost, Err(Error::Lost { reason: LossReason::TtlEnded, .. })), "{lost:?}");
     assert!(ran, "the work runs to its end");
-    let lock = client.lock("loss").lease(Duration::from_secs(1)).build().unwrap();
+    let lock = client.lock("loss").ttl(Duration::from_secs(1)).build().unwrap();
     let lost = lock.blocking_with(|guard| {
         until("the loss", TIME_LIMIT, || guard.check().map_or(Ok(()), |()| Err("held".into())));
     });
-    assert!(matches!(lost, Err(Error::Lost { reason: LossReason::LeaseEnded, .. })), "{lost:?}");
+    assert!(matches!(lost, Err(Error::Lost { reason: LossReason::TtlEnded, .. })), "{lost:?}");
 }
 
 fn a_panic_releases(client: &Client) {
@@ -98,8 +98,8 @@ fn a_panic_releases(client: &Client) {
 }
 
 fn locks_and_pools(client: &Client) {
-    let retry = Retry::default().within(Duration::from_millis(500));
-    let lock = client.lock("key").label("a thread").retry(retry).build().unwrap();
+    let lock = client.lock("key").label("a thread").within(Duration::from_millis(500));
+    let lock = lock.build().unwrap();
     let guard = lock.acquire().wait().unwrap();
     assert!(lock.try_acquire().wait().unwrap().is_none());
     let refused = lock.acquire().wait();
@@ -114,13 +114,14 @@ fn locks_and_pools(client: &Client) {
     assert!(lock.blocking_with(|guard| guard.check().is_ok()).unwrap());
 
     let pool = client.pool("pool", 1).build().unwrap();
-    assert_eq!(pool.acquire("one").wait().unwrap().status, AcquireStatus::Acquired);
-    assert!(pool.try_lease("two").wait().unwrap().is_none());
-    pool.release("one").wait().unwrap();
-    let lease = pool.lease("two").wait().unwrap();
-    assert_eq!(pool.count().wait().unwrap().current_count, 1);
+    let one = pool.acquire("one").wait().unwrap().detach();
+    assert!(pool.extend(&one).wait().unwrap());
+    assert!(pool.try_acquire("two").wait().unwrap().is_none());
+    assert!(pool.release(&one).wait().unwrap());
+    let lease = pool.acquire("two").wait().unwrap();
     assert_eq!(client.pools().list(10).wait().unwrap().len(), 1);
     assert!(lease.release().wait().unwrap());
+    assert!(pool.blocking_with("three", |lease| lease.check().is_ok()).unwrap());
 }
 
 fn limits_and_statistics(client: &Client) {

@@ -167,7 +167,7 @@ impl Stage {
         let happens = |event| script.events.contains(&event);
         let mut cancelled = client.semaphore(NAME, CAPACITY);
         if happens(Event::Timeout) {
-            cancelled = cancelled.max_acquire_time(MOMENT);
+            cancelled = cancelled.within(MOMENT);
         }
         if happens(Event::Expiry) {
             cancelled = cancelled.ttl(MOMENT);
@@ -310,9 +310,9 @@ fn scramble(seed: u64, closes: bool) {
     let handles = [
         builder.clone().build().unwrap(),
         builder.clone().ttl(MOMENT).build().unwrap(),
-        builder.clone().max_acquire_time(MOMENT).build().unwrap(),
+        builder.clone().within(MOMENT).build().unwrap(),
         builder.clone().label(OTHERS).build().unwrap(),
-        builder.clone().ttl(MOMENT).max_acquire_time(MOMENT).build().unwrap(),
+        builder.clone().ttl(MOMENT).within(MOMENT).build().unwrap(),
     ];
     thread::scope(|scope| {
         // A future polled by one thread is dropped by another.

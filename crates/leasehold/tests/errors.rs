@@ -10,7 +10,7 @@ use std::future::IntoFuture;
 use std::time::Duration;
 
 use leasehold::blocking::Wait;
-use leasehold::{Client, Error, LossReason, Primitive, Retry};
+use leasehold::{Client, Error, LossReason, Primitive};
 use testkit::local_store::LocalStore;
 use testkit::redis_server::RedisServer;
 use testkit::wait::{deadline, eventually};
@@ -40,7 +40,7 @@ async fn an_argument_is_wrong() {
         Error::InvalidArgument { what: "capacity", .. }
     );
     expect!(client.lock("").build().unwrap_err(), Error::InvalidArgument { what: "key", .. });
-    expect!(failure(pool.lease("")).await, Error::InvalidArgument { what: "instance id", .. });
+    expect!(failure(pool.acquire("")).await, Error::InvalidArgument { what: "instance id", .. });
     expect!(
         failure(Client::open("mysql://host")).await,
         Error::InvalidArgument { what: "store", .. }
@@ -119,16 +119,15 @@ async fn a_thread_of_a_runtime_is_blocked() {
 async fn a_wait_ends() {
     let client = Client::memory();
     let semaphore = client.semaphore("api", 1).build().unwrap();
-    let retry = Retry::default().within(SHORT);
-    let lock = client.lock("key").retry(retry).build().unwrap();
-    let pool = client.pool("encoders", 1).retry(retry).build().unwrap();
+    let lock = client.lock("key").within(SHORT).build().unwrap();
+    let pool = client.pool("encoders", 1).within(SHORT).build().unwrap();
     let permit = deadline(semaphore.acquire()).await.unwrap();
     let guard = deadline(lock.acquire()).await.unwrap();
-    let lease = deadline(pool.lease("a")).await.unwrap();
+    let lease = deadline(pool.acquire("a")).await.unwrap();
     for (error, acquired) in [
         (failure(semaphore.acquire().within(SHORT)).await, Primitive::Semaphore),
         (failure(lock.acquire()).await, Primitive::Lock),
-        (failure(pool.lease("b")).await, Primitive::Pool),
+        (failure(pool.acquire("b")).await, Primitive::Pool),
     ] {
         expect!(error, Error::TimedOut { primitive, .. } if *primitive == acquired);
     }

@@ -5,7 +5,8 @@
 
 use std::time::Duration;
 
-use leasehold::{Client, Fence, FenceGate, LockGuard, LockLayout};
+use leasehold::compat::sync_guard::LockLayout;
+use leasehold::{Client, Fence, FenceGate, LockGuard};
 use rusqlite::{Connection, params};
 use testkit::child::{self, Child};
 use testkit::redis_server::RedisServer;
@@ -29,7 +30,7 @@ fn child() {
 async fn hold(resource: &str, arguments: &[&str]) {
     let mut from_test = child::lines_from_test();
     let client = Client::redis(arguments[0]).await.unwrap();
-    let guard = client.lock(KEY).ttl(LEASE).build().unwrap().acquire().await.unwrap();
+    let guard = client.lock(KEY).lease(LEASE).build().unwrap().acquire().await.unwrap();
     guard.check().unwrap();
     child::say(&guard.fence().to_string());
     // Between the check and the write. No lock can help here.

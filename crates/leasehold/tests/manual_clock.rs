@@ -5,8 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use leasehold::{
-    Acquire, AcquireStatus, Client, Error, LossReason, ManualClock, Observer, Operation, Permit,
-    Retry,
+    Acquire, Client, Error, LossReason, ManualClock, Observer, Operation, Permit, Retry,
 };
 use testkit::by_hand::ByHand;
 
@@ -95,7 +94,7 @@ async fn one_long_step_is_as_good_as_many_short_ones() {
 #[tokio::test]
 async fn an_acquire_gives_up_when_the_clock_says_so() {
     let (clock, client) = client();
-    let semaphore = client.semaphore("api", 1).max_acquire_time(HOUR * 2).build().unwrap();
+    let semaphore = client.semaphore("api", 1).within(HOUR * 2).build().unwrap();
     let held = semaphore.acquire().await.unwrap();
     let (mut short, mut long) =
         (queued(semaphore.acquire().within(HOUR)), queued(semaphore.acquire()));
@@ -128,22 +127,22 @@ async fn tokens_of_a_rate_arrive_with_the_clock() {
 #[tokio::test]
 async fn locks_expire_and_are_extended_with_the_clock() {
     let (clock, client) = client();
-    let plain = client.lock("plain").lease(HOUR).build().unwrap();
+    let plain = client.lock("plain").lease(HOUR).ttl(HOUR).build().unwrap();
     let guard = plain.acquire().await.unwrap();
     let mut lost = ByHand::new(guard.lost());
     assert!(lost.poll().is_none());
-    let renewed = client.lock("renewed").lease(HOUR).auto_extend().build().unwrap();
+    let renewed = client.lock("renewed").lease(HOUR).build().unwrap();
     let renewed = renewed.acquire().await.unwrap();
     let before = renewed.expires_at();
 
-    let retry = Retry::default().times(1000).delay(HOUR * 10).within(HOUR * 100);
-    let next = client.lock("plain").lease(HOUR).retry(retry).build().unwrap();
+    let retry = Retry::default().delay(HOUR * 10);
+    let next = client.lock("plain").lease(HOUR).ttl(HOUR).retry(retry).build().unwrap();
     let mut waiting = ByHand::new(next.acquire());
     assert!(waiting.poll().is_none());
 
     clock.advance(HOUR);
     assert!(was_woken(&lost) && was_woken(&waiting));
-    assert_eq!(ready(&mut lost), LossReason::LeaseEnded);
+    assert_eq!(ready(&mut lost), LossReason::TtlEnded);
     assert!(guard.check().is_err());
     let next = ready(&mut waiting).unwrap();
     assert!(next.fence() > guard.fence());
@@ -155,26 +154,42 @@ async fn locks_expire_and_are_extended_with_the_clock() {
     assert!(client.locks().is_locked("renewed").await.unwrap());
     assert!(!client.locks().is_locked("plain").await.unwrap());
 
-    // An extension that is shorter than the lease applies, too.
-    let short = client.lock("short").lease(HOUR).build().unwrap().acquire().await.unwrap();
-    let mut lost = ByHand::new(short.lost());
+    // A TTL that is longer than the lease ends a lock that was renewed, and frees it.
+    let limited = client.lock("limited").lease(HOUR).ttl(HOUR * 10).build().unwrap();
+    let guard = limited.acquire().await.unwrap();
+    let mut lost = ByHand::new(guard.lost());
     assert!(lost.poll().is_none());
-    short.extend(SECOND).await.unwrap();
+    clock.advance(HOUR * 10 - SECOND);
+    guard.check().unwrap();
     clock.advance(SECOND);
-    assert_eq!(ready(&mut lost), LossReason::LeaseEnded);
+    assert_eq!(ready(&mut lost), LossReason::TtlEnded);
+    assert!(limited.try_acquire().await.unwrap().is_some());
 }
 
 #[tokio::test]
 async fn pool_leases_expire_and_are_renewed_with_the_clock() {
     let (clock, client) = client();
     let pool = client.pool("encoders", 2).lease(HOUR).build().unwrap();
-    let renewed = pool.lease("renewed").await.unwrap();
-    assert_eq!(pool.acquire("silent").await.unwrap().status, AcquireStatus::Acquired);
+    let renewed = pool.acquire("renewed").await.unwrap();
+    let _silent = pool.acquire("silent").await.unwrap().detach();
     clock.advance(HOUR / 2);
-    assert_eq!(pool.acquire("late").await.unwrap().status, AcquireStatus::CapacityFull);
+    assert!(pool.try_acquire("late").await.unwrap().is_none());
     clock.advance(HOUR);
-    assert_eq!(pool.acquire("late").await.unwrap().status, AcquireStatus::Acquired);
+    let late = pool.try_acquire("late").await.unwrap().unwrap();
     renewed.check().unwrap();
+
+    // A TTL that is longer than the lease ends a lease that was renewed, and frees it.
+    drop(late);
+    let limited = client.pool("encoders", 2).lease(HOUR).ttl(HOUR * 10).build().unwrap();
+    let lease = limited.acquire("limited").await.unwrap();
+    let mut lost = ByHand::new(lease.lost());
+    assert!(lost.poll().is_none());
+    clock.advance(HOUR * 10 - SECOND);
+    lease.check().unwrap();
+    assert!(pool.try_acquire("late").await.unwrap().is_none());
+    clock.advance(SECOND);
+    assert_eq!(ready(&mut lost), LossReason::TtlEnded);
+    assert!(pool.try_acquire("late").await.unwrap().is_some());
     assert!(renewed.release().await.unwrap());
 }
 

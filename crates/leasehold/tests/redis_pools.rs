@@ -4,7 +4,8 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::{AcquireStatus, Client, Error, LossReason, Pool, ReleaseStatus, RenewStatus};
+use leasehold::compat::lua_pool::{AcquireStatus, LuaPool, ReleaseStatus, RenewStatus};
+use leasehold::{Client, Error, LossReason, Pool};
 use testkit::proxy::FaultProxy;
 use testkit::redis_server::RedisServer;
 use testkit::seed002::{Outcome, Seed002};
@@ -18,7 +19,11 @@ async fn connect(url: &str) -> Client {
 }
 
 async fn encoders(url: &str, capacity: u32) -> Pool {
-    connect(url).await.pool("encoders", capacity).ttl(TTL).build().unwrap()
+    connect(url).await.pool("encoders", capacity).lease(TTL).build().unwrap()
+}
+
+async fn held(pool: &Pool) -> u64 {
+    LuaPool::new(pool.clone()).count().await.unwrap().current_count
 }
 
 fn outcome(success: bool, status: &str, current_count: i64, expired_count: i64) -> Outcome {
@@ -28,8 +33,8 @@ fn outcome(success: bool, status: &str, current_count: i64, expired_count: i64) 
 #[tokio::test]
 async fn another_program_shares_a_pool_with_us() {
     let server = RedisServer::start();
-    let (ours, theirs) =
-        (encoders(&server.url(), 2).await, Seed002::new(server.async_connection().await));
+    let ours = LuaPool::new(encoders(&server.url(), 2).await);
+    let theirs = Seed002::new(server.async_connection().await);
     assert_eq!(ours.acquire("a").await.unwrap().status, AcquireStatus::Acquired);
     assert_eq!(
         theirs.acquire("encoders", "b", 2, 30).await.unwrap(),
@@ -54,8 +59,8 @@ async fn another_program_shares_a_pool_with_us() {
 #[tokio::test]
 async fn both_mean_the_same_by_expired() {
     let server = RedisServer::start();
-    let (ours, theirs) =
-        (encoders(&server.url(), 4).await, Seed002::new(server.async_connection().await));
+    let ours = LuaPool::new(encoders(&server.url(), 4).await);
+    let theirs = Seed002::new(server.async_connection().await);
     let mut redis = server.connection();
     for instance in ["a", "b"] {
         assert_eq!(ours.acquire(instance).await.unwrap().status, AcquireStatus::Acquired);
@@ -79,7 +84,7 @@ async fn both_mean_the_same_by_expired() {
 async fn it_is_kept_in_the_keys_that_others_know() {
     let server = RedisServer::start();
     let pool = encoders(&server.url(), 4).await;
-    pool.acquire("worker 1").await.unwrap();
+    let _id = pool.acquire("worker 1").await.unwrap().detach();
     let mut redis = server.connection();
     let time: (f64, f64) = redis::cmd("TIME").query(&mut redis).unwrap();
     let members: Vec<(String, f64)> = redis::cmd("ZRANGE")
@@ -109,10 +114,10 @@ async fn a_call_is_one_command() {
     let server = RedisServer::start();
     let pool = encoders(&server.url(), 4).await;
     // All requests of the connect have been sent.
-    pool.count().await.unwrap();
+    LuaPool::new(pool.clone()).count().await.unwrap();
     let before = server.command_count("evalsha");
-    pool.acquire("a").await.unwrap();
-    pool.renew("a").await.unwrap();
+    let _id = pool.acquire("a").await.unwrap().detach();
+    pool.extend("a").await.unwrap();
     pool.release("a").await.unwrap();
     assert_eq!(server.command_count("evalsha") - before, 3);
 }
@@ -137,12 +142,12 @@ async fn a_lease_whose_reply_was_lost_is_taken_once() {
     let proxy = FaultProxy::start(server.port());
     let (pool, other) = (encoders(&proxy.url(), 2).await, encoders(&server.url(), 2).await);
     proxy.lose_reply_to(b"EVALSHA");
-    let lease = deadline(pool.lease("a")).await.unwrap();
+    let lease = deadline(pool.acquire("a")).await.unwrap();
     assert_eq!(proxy.traffic().lost, 1);
-    assert_eq!(other.count().await.unwrap().current_count, 1);
+    assert_eq!(held(&other).await, 1);
     proxy.lose_reply_to(b"EVALSHA");
     deadline(lease.release()).await.unwrap();
-    assert_eq!(other.count().await.unwrap().current_count, 0);
+    assert_eq!(held(&other).await, 0);
 }
 
 /// The holder is notified before another instance gets its lease.
@@ -151,16 +156,16 @@ async fn a_holder_that_is_cut_off_is_notified_in_time() {
     let server = RedisServer::start();
     let proxy = FaultProxy::start(server.port());
     let ttl = Duration::from_secs(2);
-    let pool = connect(&proxy.url()).await.pool("encoders", 1).ttl(ttl).build().unwrap();
-    let other = connect(&server.url()).await.pool("encoders", 1).ttl(ttl).build().unwrap();
-    let lease = deadline(pool.lease("a")).await.unwrap();
+    let pool = connect(&proxy.url()).await.pool("encoders", 1).lease(ttl).build().unwrap();
+    let other = connect(&server.url()).await.pool("encoders", 1).lease(ttl).build().unwrap();
+    let lease = deadline(pool.acquire("a")).await.unwrap();
     proxy.refuse(true);
     proxy.cut();
     let lost = tokio::spawn({
         let lost = lease.lost();
         async move { (lost.await, Instant::now()) }
     });
-    eventually(async || other.acquire("b").await.unwrap().status == AcquireStatus::Acquired).await;
+    eventually(async || other.try_acquire("b").await.unwrap().is_some()).await;
     let next_at = Instant::now();
     let (reason, lost_at) = deadline(lost).await.unwrap();
     assert_eq!(reason, LossReason::NotRenewed);
@@ -174,11 +179,11 @@ async fn an_acquire_that_is_dropped_while_its_reply_is_in_flight_leaves_nothing(
     let proxy = FaultProxy::start(server.port());
     let (pool, other) = (encoders(&proxy.url(), 1).await, encoders(&server.url(), 1).await);
     proxy.delay(Duration::from_millis(50));
-    let wait = tokio::spawn(async move { pool.lease("a").await });
-    eventually(async || other.count().await.unwrap().current_count == 1).await;
+    let wait = tokio::spawn(async move { pool.acquire("a").await });
+    eventually(async || held(&other).await == 1).await;
     wait.abort();
     assert!(wait.await.unwrap_err().is_cancelled());
-    eventually(async || other.count().await.unwrap().current_count == 0).await;
+    eventually(async || held(&other).await == 0).await;
 }
 
 /// The client leaves a server that became a replica, although the connection to it stays open.
@@ -187,12 +192,12 @@ async fn a_primary_that_became_a_replica_is_left() {
     let (old, new) = (RedisServer::start(), RedisServer::start());
     let proxy = FaultProxy::start(old.port());
     let pool = encoders(&proxy.url(), 1).await;
-    assert_eq!(pool.acquire("a").await.unwrap().status, AcquireStatus::Acquired);
+    let _id = pool.acquire("a").await.unwrap().detach();
     proxy.redirect(new.port());
     let mut redis = old.connection();
     redis::cmd("REPLICAOF").arg("127.0.0.1").arg(new.port()).exec(&mut redis).unwrap();
     eventually(async || match deadline(pool.acquire("a")).await {
-        Ok(answer) => answer.status == AcquireStatus::Acquired,
+        Ok(_) => true,
         Err(error) => {
             assert!(error.to_string().contains("read-only replica"), "{error}");
             false

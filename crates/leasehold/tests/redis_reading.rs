@@ -33,7 +33,7 @@ async fn a_reader_sees_all(user: &str, reader: &str) {
     assert!(waits.poll().is_none());
     let lock = deadline(client.lock("invoice").lease(MINUTE).build().unwrap().acquire()).await;
     let pool = client.pool("encoders", 2).build().unwrap();
-    deadline(pool.acquire("worker-1")).await.unwrap();
+    let _id = deadline(pool.acquire("worker-1")).await.unwrap().detach();
 
     let reading = connect_to_read(reader).await;
     let stats = || reading.stats().names(["api"]).waiters();
@@ -43,7 +43,7 @@ async fn a_reader_sees_all(user: &str, reader: &str) {
     assert_eq!(stats.holders[0].label.as_deref(), Some("mails"));
     let all = deadline(reading.stats()).await.unwrap();
     assert_eq!(all.iter().map(|one| &*one.name).collect::<Vec<_>>(), ["api"]);
-    let locks = deadline(reading.locks().list_raw(10)).await.unwrap();
+    let locks = deadline(reading.locks().list(10)).await.unwrap();
     assert_eq!(locks.iter().map(|lock| lock.key.as_str()).collect::<Vec<_>>(), ["invoice"]);
     let found = deadline(reading.locks().lookup("invoice")).await.unwrap();
     assert_eq!(found.map(|info| info.fence), Some(lock.as_ref().unwrap().fence()));
@@ -121,7 +121,7 @@ async fn statistics_have_a_connection_and_a_thread_of_their_own() {
     let held = deadline(client.semaphore("api", 1).build().unwrap().acquire()).await.unwrap();
     let before = server.client_list();
     deadline(client.stats()).await.unwrap();
-    deadline(client.locks().list_raw(10)).await.unwrap();
+    deadline(client.locks().list(10)).await.unwrap();
     deadline(client.pools().list(10)).await.unwrap();
     let after = server.client_list();
     assert_eq!(after.len(), before.len() + 1, "{after:?}");
@@ -201,7 +201,7 @@ async fn keys_of_other_programs_do_not_end_a_listing() {
     let client = connect(&server.url()).await;
     let held = deadline(client.semaphore("api", 1).build().unwrap().acquire()).await.unwrap();
     let pool = client.pool("encoders", 2).build().unwrap();
-    deadline(pool.acquire("worker-1")).await.unwrap();
+    let _id = deadline(pool.acquire("worker-1")).await.unwrap().detach();
     let introduced = format!("adv-sem:client:{}", client.id());
     let mut connection = server.connection();
     let mut run = |command: &str, arguments: &[&[u8]]| {
@@ -224,7 +224,8 @@ async fn keys_of_other_programs_do_not_end_a_listing() {
 async fn a_listing_without_permission_is_refused() {
     let server = RedisServer::start();
     let client = connect(&server.url()).await;
-    deadline(client.pool("encoders", 2).build().unwrap().acquire("worker-1")).await.unwrap();
+    let pool = client.pool("encoders", 2).build().unwrap();
+    let _id = deadline(pool.acquire("worker-1")).await.unwrap().detach();
     let rules = ["on", ">secret", "~other:*", "+@read", "+@connection", "+info", "+time"];
     let mut user = redis::cmd("ACL");
     user.arg("SETUSER").arg("narrow").arg(&rules).exec(&mut server.connection()).unwrap();
@@ -316,7 +317,7 @@ async fn long_values_of_other_programs_are_not_read() {
         let clients = deadline(reading.clients(10)).await.unwrap();
         let found = clients.iter().find(|one| one.id == "another").unwrap();
         assert_eq!((&found.host, found.pid, &found.program), (&None, None, &None));
-        assert!(deadline(reading.locks().list_raw(10)).await.unwrap().is_empty());
+        assert!(deadline(reading.locks().list(10)).await.unwrap().is_empty());
         let named = |error: Error| {
             let text = error.to_string();
             assert!(text.contains("syncguard:") && text.len() < 1000, "{} bytes", text.len());

@@ -40,7 +40,7 @@ fn the_engine_ends_with_its_client() {
     check(|plain| plain, |semaphore| drop(block_on(semaphore.acquire()).unwrap()));
     check(|plain| plain.ttl(LONG), |semaphore| drop(block_on(semaphore.acquire()).unwrap()));
     check(
-        |plain| plain.max_acquire_time(LONG),
+        |plain| plain.within(LONG),
         |semaphore| {
             let held = block_on(semaphore.acquire()).unwrap();
             let mut waiter = ByHand::new(semaphore.acquire());

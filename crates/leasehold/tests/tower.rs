@@ -14,7 +14,7 @@ use axum::http::{Request, Response, StatusCode, header};
 use axum::routing::get;
 use http_body::Frame;
 use leasehold::tower::{Limit, LimitLayer};
-use leasehold::{Client, Error, ManualClock, Retry, Semaphore};
+use leasehold::{Client, Error, ManualClock, Semaphore};
 use testkit::wait::{TIME_LIMIT, deadline, eventually};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -242,7 +242,7 @@ async fn a_request_that_is_not_granted_in_time_gets_the_response_of_the_user() {
     let (client, world) = (Client::memory(), world());
     let (api, lock) = (client.semaphore("api", 1).build().unwrap(), client.lock("report"));
     let rate = client.rate("mail", 1, Duration::from_secs(3600)).build().unwrap();
-    let lock = lock.retry(Retry::default().within(Duration::from_millis(20))).build().unwrap();
+    let lock = lock.within(Duration::from_millis(20)).build().unwrap();
     let limited = (api.clone(), lock.clone());
     let server = Server::start(&world, move |request: &Request<Body>| {
         let tenant = request.headers()["x-tenant"].to_str().expect("the tests send text");

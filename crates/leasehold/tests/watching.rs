@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::{
     Client, Error, Event, Lock, LockGuard, Locks, LossReason, Observer, Operation, Outcome, Permit,
-    Pool, PoolLease, Primitive, Retry, Semaphore,
+    Pool, PoolLease, Primitive, Semaphore,
 };
 use testkit::by_hand::{ByHand, poll_once};
 use testkit::local_store::LocalStore;
@@ -65,20 +65,19 @@ impl Observed {
         let list = events.clone();
         let observer = Observer::new(move |event| locked(&list).push(event.clone())).include_raw();
         let lease = Duration::from_secs(1);
-        let retry = Retry::default().within(PATIENCE);
         let resource = match primitive {
             Primitive::Semaphore => {
                 let semaphore = client.semaphore("observed", 1).observer(observer).lease(lease);
-                Resource::Semaphore(semaphore.max_acquire_time(PATIENCE).build().unwrap())
+                Resource::Semaphore(semaphore.within(PATIENCE).build().unwrap())
             }
             Primitive::Lock => {
                 let locks = client.locks().observer(observer.clone());
                 let lock = client.lock("observed").observer(observer).lease(lease);
-                Resource::Lock(lock.auto_extend().retry(retry).build().unwrap(), locks)
+                Resource::Lock(lock.within(PATIENCE).build().unwrap(), locks)
             }
             Primitive::Pool => {
                 let pool = client.pool("observed", 1).observer(observer).lease(lease);
-                Resource::Pool(pool.retry(retry).build().unwrap())
+                Resource::Pool(pool.within(PATIENCE).build().unwrap())
             }
             other => panic!("{other}"),
         };
@@ -89,7 +88,7 @@ impl Observed {
         match &self.resource {
             Resource::Semaphore(semaphore) => semaphore.acquire().await.map(Guard::Permit),
             Resource::Lock(lock, _) => lock.acquire().await.map(Guard::Lock),
-            Resource::Pool(pool) => pool.lease("one").await.map(Guard::Lease),
+            Resource::Pool(pool) => pool.acquire("one").await.map(Guard::Lease),
         }
     }
 
@@ -99,7 +98,7 @@ impl Observed {
                 semaphore.try_acquire().await.unwrap().map(Guard::Permit)
             }
             Resource::Lock(lock, _) => lock.try_acquire().await.unwrap().map(Guard::Lock),
-            Resource::Pool(pool) => pool.try_lease("another").await.unwrap().map(Guard::Lease),
+            Resource::Pool(pool) => pool.try_acquire("another").await.unwrap().map(Guard::Lease),
         }
     }
 
@@ -134,7 +133,7 @@ impl Guard {
         match self {
             Self::Permit(permit) => permit.id().to_string(),
             Self::Lock(guard) => guard.id().to_string(),
-            Self::Lease(lease) => lease.instance_id().to_owned(),
+            Self::Lease(lease) => lease.id().to_owned(),
         }
     }
 
@@ -222,7 +221,7 @@ async fn follow_the_table(client: &Client, primitive: Primitive, renews: bool) {
             // An instance that holds a lease of a pool shares it, so another client waits for it.
             Step::WaitInVain | Step::DropTheWait if primitive == Primitive::Pool => {
                 let Resource::Pool(pool) = &observed.resource else { panic!() };
-                let mut waiting = Box::pin(pool.lease("another"));
+                let mut waiting = Box::pin(pool.acquire("another"));
                 if matches!(step, Step::WaitInVain) {
                     deadline(waiting).await.unwrap_err();
                 } else {
@@ -246,8 +245,7 @@ async fn follow_the_table(client: &Client, primitive: Primitive, renews: bool) {
                 Guard::Lock(guard) => {
                     deadline(observed.release_by_id(&guard.detach().id.to_string())).await;
                 }
-                // A lease cannot be detached.
-                Guard::Lease(lease) => drop(lease),
+                Guard::Lease(lease) => deadline(observed.release_by_id(&lease.detach())).await,
             },
             Step::Close => deadline(observed.client.close()).await.unwrap(),
         }
@@ -284,7 +282,7 @@ async fn an_observer_that_panics_is_in_nobodys_way() {
         let pool = client.pool("panics", 1).lease(Duration::from_secs(1));
         let pool = pool.observer(Observer::new(move |_| panics())).build().unwrap();
         let permit = deadline(semaphore.acquire()).await.unwrap();
-        let lease = deadline(pool.lease("i")).await.unwrap();
+        let lease = deadline(pool.acquire("i")).await.unwrap();
         let waiting = tokio::spawn(semaphore.acquire());
         let begun = Instant::now();
         let is_renewed = |until| until > begun + 2 * SHORT;

@@ -204,9 +204,7 @@ macro_rules! conformance {
                 an_extension_replaces_what_was_left,
                 a_lock_ends_with_its_ttl,
                 an_unwatched_guard_notices_its_end,
-                a_lock_that_extends_itself_outlives_its_ttl,
-                a_guard_may_begin_to_extend_itself_later,
-                an_earlier_end_is_believed_before_it_is_answered,
+                a_renewed_lock_outlives_its_lease,
                 a_renewal_does_not_undo_an_extension,
                 a_guard_has_the_id_key_and_fence_of_its_lock;
             lock_waits:

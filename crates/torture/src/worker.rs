@@ -12,7 +12,8 @@ use std::thread;
 use std::time::Duration;
 
 use fastrand::Rng;
-use leasehold::{AcquisitionId, Client, Error, LockLayout};
+use leasehold::compat::sync_guard::LockLayout;
+use leasehold::{AcquisitionId, Client, Error};
 use tokio::sync::watch;
 
 use crate::clock::{self, MILLISECOND, Micros, SECOND};

@@ -33,7 +33,7 @@ pub(crate) fn run(arguments: &BenchArgs) -> Result<u8, Failure> {
     let store = Store::new(&arguments.store)?;
     let (figures, needs_renewals) = store::block_on(async {
         let clients = [store.open().await?, store.open().await?];
-        let Some(alone) = clients[0].lock(NAME).auto_extend().build()?.try_acquire().await? else {
+        let Some(alone) = clients[0].lock(NAME).build()?.try_acquire().await? else {
             let problem = "another bench is running on this store: wait until it ends";
             return Err(Failure::new(NOT_ACQUIRED, problem));
         };

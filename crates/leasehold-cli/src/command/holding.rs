@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
-use leasehold::{Client, Error};
+use leasehold::{Client, Error, Guard as _};
 use nix::sys::signal::Signal;
 
 use crate::advice::limit_reached;
@@ -25,6 +25,8 @@ use crate::waiting::FirstOutage;
 const RELEASE_WITHIN: Duration = Duration::from_secs(5);
 /// The same, if nothing was acquired.
 const END_WITHIN: Duration = Duration::from_millis(500);
+/// A TTL counts from the start of the child, which is a little later than the grant.
+pub(super) const HEAD_START: Duration = Duration::from_millis(200);
 /// How long the store may take to answer with `--no-wait`.
 const NO_WAIT: Duration = Duration::from_secs(5);
 
@@ -233,8 +235,9 @@ pub(super) async fn under(
 ) -> Result<JobEnd, Failure> {
     let acquired = Instant::now();
     if job.verbose {
-        let (what, waited, fence) = (&job.what, ago(waited), held.fence());
-        log_line(&format!("{what} acquired after {waited}, with fence {fence}"));
+        let (what, waited) = (&job.what, ago(waited));
+        let fence = held.guard().fence().map(|fence| format!(", with fence {fence}"));
+        log_line(&format!("{what} acquired after {waited}{}", fence.unwrap_or_default()));
     }
     let mut ended = supervise::run(job, &held, spare, client.lifeline(), signals).await;
     let (started, lost) = (ended.started, matches!(ended.end, Ok(ChildEnd::Lost(_))));
@@ -285,7 +288,7 @@ async fn hold_at_least(
     }
     tokio::select! {
         () = tokio::time::sleep(left) => None,
-        reason = held.lost() => {
+        reason = held.guard().lost() => {
             log_line(&format!("the {} was lost before --at-least had passed: {reason}", job.what));
             None
         }

@@ -164,7 +164,7 @@ fn with_semaphore(
 
 /// Fails if the name is that of a lock, or if an unused name is refused.
 async fn check_unused(client: &Client, name: &str, unused: UnusedName) -> Result<(), Failure> {
-    let is_a_lock = matches!(client.locks().lookup_raw(name).await, Ok(Some(_)));
+    let is_a_lock = matches!(client.locks().lookup(name).await, Ok(Some(_)));
     match unused {
         _ if is_a_lock => {
             let why = "is a lock, and this command is for semaphores: to release a lock, use `leasehold release`";

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant, SystemTime};
 use leasehold::{Client, Error, Lock, LockGuard, Retry};
 
 use super::holding::{
-    CommandOrGuard, JobEnd, Limit, begin, check_nesting, close_client, is_nested, signalled, taken,
-    under,
+    CommandOrGuard, HEAD_START, JobEnd, Limit, begin, check_nesting, close_client, is_nested,
+    signalled, taken, under,
 };
 use crate::args::{LockArgs, WaitLimit};
 use crate::failure::Failure;
@@ -20,8 +20,6 @@ use crate::waiting::{Waiting, locked_by};
 
 /// The shortest lease in graces: see [`grace`].
 const GRACES: u32 = 2;
-/// A time limit that is never reached.
-const ENDLESS: Duration = Duration::from_secs(100 * 365 * 86_400);
 /// How often the store is queried for releases that did not wake this client.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 
@@ -60,9 +58,9 @@ async fn hold_and_run(
 ) -> Result<JobEnd, Failure> {
     let lock = declare(client, &arguments, grace, limit)?;
     if is_nested() {
-        let holder = async { Ok(client.locks().lookup_raw(lock.key()).await?) };
+        let holder = async { Ok(client.locks().lookup(lock.name()).await?) };
         let holder = limit.bound(store, signals, holder).await?;
-        let what = format!("the lock {:?}", lock.key());
+        let what = format!("the lock {:?}", lock.name());
         check_nesting(&what, holder.map(|holder| holder.lock_id.to_string()))?;
     }
     let begun = Instant::now();
@@ -77,8 +75,8 @@ async fn hold_and_run(
         grace,
         margin,
         ttl: arguments.ttl,
-        what: format!("lock {:?}", lock.key()),
-        name: lock.key().to_owned(),
+        what: format!("lock {:?}", lock.name()),
+        name: lock.name().to_owned(),
         verbose: arguments.verbose,
         at_least: None,
     };
@@ -96,7 +94,7 @@ fn wait_limit(arguments: &LockArgs) -> WaitLimit {
 
 /// Returns why the lock was not acquired at once.
 async fn why_not(client: &Client, lock: &Lock, once_per: Option<Duration>) -> String {
-    let key = lock.key();
+    let key = lock.name();
     let info = client.locks().lookup(key).await.ok().flatten();
     let Some(period) = once_per else {
         let held = info.as_ref().map_or_else(|| "held by another process".to_owned(), locked_by);
@@ -116,18 +114,19 @@ fn declare(
     grace: Duration,
     limit: Limit,
 ) -> Result<Lock, Failure> {
-    let within = match limit.wait_limit() {
-        WaitLimit::Within(limit) => limit,
-        WaitLimit::None | WaitLimit::Endless => ENDLESS,
-    };
-    let retry = Retry::default().times(u32::MAX).max_delay(ASK_AGAIN).within(within);
-    // The lock is extended until the child has ended. `--ttl` limits only the child.
-    let lock = client.lock(&arguments.key).lease(lease_to_request(arguments.lease, grace));
-    let lock = match &arguments.label {
-        Some(label) => lock.label(label),
-        None => lock,
-    };
-    Ok(lock.retry(retry).auto_extend().build()?)
+    // The lease and the TTL are longer than those of the child.
+    let lease = lease_to_request(arguments.lease, grace);
+    let mut lock = client.lock(&arguments.key).lease(lease);
+    if let Some(ttl) = arguments.ttl {
+        lock = lock.ttl(lease_to_request(ttl + HEAD_START, grace));
+    }
+    if let WaitLimit::Within(limit) = limit.wait_limit() {
+        lock = lock.within(limit);
+    }
+    if let Some(label) = &arguments.label {
+        lock = lock.label(label);
+    }
+    Ok(lock.retry(Retry::default().max_delay(ASK_AGAIN)).build()?)
 }
 
 async fn acquire(
@@ -146,12 +145,12 @@ async fn acquire(
             None => Err(taken(code, verbose, &why_not(client, lock, arguments.once_per).await)),
         };
     }
-    let what = format!("the lock {:?}", lock.key());
+    let what = format!("the lock {:?}", lock.name());
     let mut waiting = Waiting::new(&what, client, &store.place(), arguments.verbose);
     let locks = client.locks();
     let granted = tokio::select! {
         granted = lock.acquire() => granted,
-        () = waiting.show_lock(&locks, lock.key()) => unreachable!("show_lock never returns"),
+        () = waiting.show_lock(&locks, lock.name()) => unreachable!("show_lock never returns"),
         signal = signals.next_to_end() => return Err(signalled(signal)),
     };
     match granted {

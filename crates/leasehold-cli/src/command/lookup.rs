@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use leasehold::RawLockInfo;
+use leasehold::LockInfo;
 use serde_json::Value;
 
 use super::show::find;
@@ -14,7 +14,7 @@ use crate::store::{self, Store};
 pub(crate) fn run(arguments: &LookupArgs) -> Result<u8, Failure> {
     store::block_on(async {
         let client = Store::new(&arguments.store)?.open_read_only().await?;
-        let Some(found) = client.locks().lookup_raw(&arguments.key).await? else {
+        let Some(found) = client.locks().lookup(&arguments.key).await? else {
             let key = &arguments.key;
             let rest = match find(&client, key).await {
                 Ok(Some(_)) => format!("; for the semaphore see `leasehold show {key}`"),
@@ -32,8 +32,8 @@ pub(crate) fn run(arguments: &LookupArgs) -> Result<u8, Failure> {
     })
 }
 
-fn as_text(found: &RawLockInfo, raw: bool) -> String {
-    let info = &found.info;
+fn as_text(found: &LockInfo, raw: bool) -> String {
+    let info = found;
     let names = if raw {
         [("key", output::one_line(&found.key)), ("lock id", found.lock_id.to_string())]
     } else {
@@ -53,12 +53,13 @@ fn as_text(found: &RawLockInfo, raw: bool) -> String {
     })
 }
 
-/// With `raw` also the key, and the lock id, which the library never writes as JSON.
-fn as_json(found: &RawLockInfo, raw: bool) -> Value {
-    if !raw {
-        return output::json(&found.info);
-    }
+/// Returns a lock as JSON. Its key and its lock id may be secrets, so they are there only with `raw`.
+fn as_json(found: &LockInfo, raw: bool) -> Value {
     let mut value = output::json(found);
-    value["lock_id"] = found.lock_id.to_string().into();
+    if raw {
+        value["lock_id"] = found.lock_id.to_string().into();
+    } else if let Some(fields) = value.as_object_mut() {
+        fields.remove("key");
+    }
     value
 }

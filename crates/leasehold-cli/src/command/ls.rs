@@ -2,7 +2,7 @@
 //!
 //! Each kind is a [`Section`]: a table, and the same content as JSON.
 
-use leasehold::{Client, PoolStats, RawLockInfo, SemaphoreStats};
+use leasehold::{Client, LockInfo, PoolStats, SemaphoreStats};
 use serde_json::Value;
 
 use super::limit::rate;
@@ -63,10 +63,9 @@ async fn semaphores(client: &Client, all: bool) -> Result<Section, Failure> {
 
 /// Lists locks with their keys, but without their ids, because a lock id can release its lock.
 async fn locks(client: &Client) -> Result<Section, Failure> {
-    let locks = client.locks().list_raw(usize::MAX).await?;
-    let row = |lock: &RawLockInfo| {
-        let info = &lock.info;
-        [lock.key.clone(), ago(info.age()), ago(info.ends_in()), info.fence.to_string()]
+    let locks = client.locks().list(usize::MAX).await?;
+    let row = |lock: &LockInfo| {
+        [lock.key.clone(), ago(lock.age()), ago(lock.ends_in()), lock.fence.to_string()]
     };
     let titles = ["LOCK", "FOR", "LEASE LEFT", "FENCE"];
     let table = (!locks.is_empty()).then(|| table(titles, &[1, 2], locks.iter().map(row)));

@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use leasehold::{AcquisitionId, Client, LockId, RawLockInfo};
+use leasehold::{AcquisitionId, Client, LockId, LockInfo};
 use serde_json::json;
 
 use super::show::{find, find_with};
@@ -62,7 +62,7 @@ fn release_by_key(arguments: &ReleaseArgs) -> Result<u8, Failure> {
     store::block_on(async {
         let client = Store::new(&arguments.store)?.find().await?;
         let (locks, key) = (client.locks(), &arguments.name);
-        let Some(lock) = locks.lookup_raw(key).await? else {
+        let Some(lock) = locks.lookup(key).await? else {
             return Err(not_a_lock(&client, key).await);
         };
         let holder = holder(&lock);
@@ -80,7 +80,7 @@ fn release_by_key(arguments: &ReleaseArgs) -> Result<u8, Failure> {
         }
         log_line(WARNING);
         if arguments.json {
-            let fence = lock.info.fence.to_string();
+            let fence = lock.fence.to_string();
             output::print_json(&json!({ "name": key, "fence": fence, "released": "lock" }))?;
         } else {
             let line = format!("released the lock {key:?}, which was held by {holder}");
@@ -104,8 +104,8 @@ async fn not_a_lock(client: &Client, key: &str) -> Failure {
 }
 
 /// Describes the holder of a lock, as far as it is known.
-fn holder(lock: &RawLockInfo) -> String {
-    let info = &lock.info;
+fn holder(lock: &LockInfo) -> String {
+    let info = &lock;
     let held_for = SystemTime::now().duration_since(info.acquired_at).unwrap_or_default();
     let label = info.label.as_ref().map(|label| format!("{label:?} ")).unwrap_or_default();
     let host = info.host.as_deref().unwrap_or("an unknown host");
@@ -164,6 +164,6 @@ async fn release_lock(
     id: LockId,
 ) -> Result<Option<&'static str>, Failure> {
     let locks = client.locks();
-    let is_it = locks.lookup_raw(key).await?.is_some_and(|found| found.lock_id == id);
+    let is_it = locks.lookup(key).await?.is_some_and(|found| found.lock_id == id);
     Ok((is_it && locks.release(&id).await?).then_some("lock"))
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 use leasehold::{Client, Error, Permit, Semaphore, SemaphoreStats};
 
 use super::holding::{
-    CommandOrGuard, JobEnd, Limit, begin, check_nesting, close_client, is_nested, signalled, taken,
-    under,
+    CommandOrGuard, HEAD_START, JobEnd, Limit, begin, check_nesting, close_client, is_nested,
+    signalled, taken, under,
 };
 use super::limit::{next_start, paused};
 use crate::args::{RateChange, RunArgs, WaitLimit};
@@ -24,8 +24,6 @@ const SHORTEST: Duration = Duration::from_millis(300);
 const GRACES: u32 = 6;
 /// How long the store may take to say why no permit was granted in time.
 const REASON_WITHIN: Duration = Duration::from_millis(500);
-/// A TTL counts from the start of the child, which is a little later than the grant.
-const HEAD_START: Duration = Duration::from_millis(200);
 
 pub(crate) fn run(arguments: RunArgs) -> Result<u8, Failure> {
     if arguments.lease < SHORTEST {

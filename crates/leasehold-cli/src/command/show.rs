@@ -2,9 +2,7 @@
 
 use std::ops::Range;
 
-use leasehold::{
-    Client, Error, Member, PoolMember, PoolStats, RawLockInfo, SemaphoreStats, WaitsFor,
-};
+use leasehold::{Client, Error, LockInfo, Member, PoolMember, PoolStats, SemaphoreStats, WaitsFor};
 use serde_json::{Value, json};
 
 use super::limit::{paused, rate};
@@ -49,8 +47,7 @@ struct NamedResource {
 async fn find_named(client: &Client, name: &str) -> Result<Vec<NamedResource>, Failure> {
     let (mut found, mut refused) = (Vec::new(), None);
     let semaphore = find(client, name).await.map(|one| one.as_ref().map(NamedResource::semaphore));
-    let lock =
-        client.locks().lookup_raw(name).await.map(|one| one.as_ref().map(NamedResource::lock));
+    let lock = client.locks().lookup(name).await.map(|one| one.as_ref().map(NamedResource::lock));
     let pool = client.pools().lookup(name).await.map(|one| one.as_ref().map(NamedResource::pool));
     for (kind, answer) in [("semaphore", semaphore), ("lock", lock), ("pool", pool)] {
         match answer {
@@ -170,8 +167,7 @@ impl NamedResource {
     }
 
     /// Describes a lock without its id, because a lock id can release its lock.
-    fn lock(lock: &RawLockInfo) -> Self {
-        let info = &lock.info;
+    fn lock(info: &LockInfo) -> Self {
         let row = [
             or_dash(info.host.clone()),
             or_dash(info.pid.map(|pid| pid.to_string())),
@@ -181,8 +177,8 @@ impl NamedResource {
             info.fence.to_string(),
         ];
         let titles = ["HOST", "PID", "LABEL", "FOR", "LEASE LEFT", "FENCE"];
-        let text = summed_up(&lock.key, "locked", Some(table(titles, &[1, 3, 4], [row])));
-        let json = json!({ "name": lock.key, "held": 1, "holders": [info] });
+        let text = summed_up(&info.key, "locked", Some(table(titles, &[1, 3, 4], [row])));
+        let json = json!({ "name": info.key, "held": 1, "holders": [info] });
         Self { kind: "lock", heading: "Lock", text, json }
     }
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::time::{Duration, SystemTime};
 
-use leasehold::{Member, PoolMember, PoolStats, RawLockInfo, SemaphoreStats};
+use leasehold::{LockInfo, Member, PoolMember, PoolStats, SemaphoreStats};
 
 use super::Snapshot;
 
@@ -242,17 +242,17 @@ impl Comparison<'_> {
         }
     }
 
-    fn locks(&mut self, before: &[RawLockInfo], after: &[RawLockInfo]) {
-        let earlier: HashSet<_> = before.iter().map(|lock| (&lock.key, lock.info.fence)).collect();
-        let now: HashSet<_> = after.iter().map(|lock| (&lock.key, lock.info.fence)).collect();
-        for lock in before.iter().filter(|lock| !now.contains(&(&lock.key, lock.info.fence))) {
+    fn locks(&mut self, before: &[LockInfo], after: &[LockInfo]) {
+        let earlier: HashSet<_> = before.iter().map(|lock| (&lock.key, lock.fence)).collect();
+        let now: HashSet<_> = after.iter().map(|lock| (&lock.key, lock.fence)).collect();
+        for lock in before.iter().filter(|lock| !now.contains(&(&lock.key, lock.fence))) {
             let at = SystemTime::now();
-            let left = lock.info.expires_at.duration_since(at).unwrap_or_default() + self.between;
-            let held_for = at.duration_since(lock.info.acquired_at).ok();
+            let left = lock.expires_at.duration_since(at).unwrap_or_default() + self.between;
+            let held_for = at.duration_since(lock.acquired_at).ok();
             let change = self.end(holder(lock), Some(left), held_for);
             self.add(Kind::Lock, &lock.key, change);
         }
-        for lock in after.iter().filter(|lock| !earlier.contains(&(&lock.key, lock.info.fence))) {
+        for lock in after.iter().filter(|lock| !earlier.contains(&(&lock.key, lock.fence))) {
             self.add(Kind::Lock, &lock.key, Change::Granted { who: holder(lock) });
         }
     }
@@ -296,8 +296,8 @@ pub(crate) fn who(member: &Member) -> String {
         .unwrap_or_else(|| member.id.clone())
 }
 
-fn holder(lock: &RawLockInfo) -> String {
-    let info = &lock.info;
+fn holder(lock: &LockInfo) -> String {
+    let info = &lock;
     describe(info.label.as_deref(), info.host.as_deref(), info.pid)
         .unwrap_or_else(|| format!("fence {}", info.fence))
 }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use leasehold::{Client, ClientInfo, Error, PoolStats, RawLockInfo, SemaphoreStats};
+use leasehold::{Client, ClientInfo, Error, LockInfo, PoolStats, SemaphoreStats};
 
 /// The largest number of semaphores, locks and pools that are read.
 pub(crate) const MOST: usize = 10_000;
@@ -16,7 +16,7 @@ pub(crate) struct Snapshot {
     /// The most used first, including unused ones.
     pub(crate) semaphores: Vec<SemaphoreStats>,
     /// By key. Never show their ids, because a lock id can release its lock.
-    pub(crate) locks: Vec<RawLockInfo>,
+    pub(crate) locks: Vec<LockInfo>,
     /// By name.
     pub(crate) pools: Vec<PoolStats>,
     /// By id, without read-only clients.
@@ -30,7 +30,7 @@ impl Snapshot {
         let began = Instant::now();
         let mut hidden = Vec::new();
         let semaphores = client.stats().unused().limit(MOST).await?;
-        let locks = permitted("locks", client.locks().list_raw(MOST).await, &mut hidden)?;
+        let locks = permitted("locks", client.locks().list(MOST).await, &mut hidden)?;
         let pools = permitted("pools", client.pools().list(MOST).await, &mut hidden)?;
         let clients = permitted("clients", client.clients(MOST).await, &mut hidden)?;
         let (at, took) = (SystemTime::now(), began.elapsed());

@@ -158,7 +158,7 @@ fn a_semaphore_in_use() {
     let lock = inspector.client.lock("invoice:42").build().unwrap();
     let _locked = inspector.block_on(lock.acquire()).unwrap();
     let pool = inspector.client.pool("workers", 3).build().unwrap();
-    inspector.block_on(pool.acquire("worker-7")).unwrap();
+    let _id = inspector.block_on(pool.acquire("worker-7")).unwrap().detach();
     insta::assert_snapshot!("ls", ageless(&run(&server.url(), &["ls"]).stdout));
     let listed: serde_json::Value =
         serde_json::from_str(&run(&server.url(), &["ls", "--json"]).stdout).unwrap();
@@ -288,7 +288,7 @@ fn all_kinds_with_the_name_are_shown() {
         };
         let pool = |name: &str| {
             let pool = inspector.client.pool(name, 3).build().unwrap();
-            inspector.block_on(pool.acquire("worker-7")).unwrap();
+            let _id = inspector.block_on(pool.acquire("worker-7")).unwrap().detach();
         };
         let only = lock("invoice:42");
         pool("workers");

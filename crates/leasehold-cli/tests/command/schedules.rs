@@ -59,7 +59,7 @@ fn a_job_runs_once_per_period_after_its_command_has_ended() {
         let says = "leasehold: the job of lock \"it\" is running, or ran within the last 1h (--once-per); the lock expires in 59m ";
         assert!(again.stderr.starts_with(says), "{again:?}");
         // After the period the job runs again.
-        let raw = inspector.block_on(inspector.client.locks().lookup_raw("it")).unwrap().unwrap();
+        let raw = inspector.block_on(inspector.client.locks().lookup("it")).unwrap().unwrap();
         assert!(inspector.block_on(inspector.client.locks().release(&raw.lock_id)).unwrap());
         assert_eq!(once("1s", &["true"]).code, 0);
         until(|| once("1s", &["echo", "again"]).stdout == "again\n");

@@ -103,9 +103,8 @@ fn dies_in_time_on(
             granted
         }
         Kind::Lock => {
-            let retry =
-                leasehold::Retry::default().times(u32::MAX).within(crate::support::TIME_LIMIT);
-            let lock = inspector.client.lock("it").retry(retry).build().unwrap();
+            let lock = inspector.client.lock("it").within(crate::support::TIME_LIMIT);
+            let lock = lock.build().unwrap();
             let guard = inspector.block_on(lock.acquire()).unwrap();
             let granted = now();
             assert!(inspector.block_on(guard.release()).unwrap());

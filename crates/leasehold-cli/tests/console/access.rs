@@ -202,7 +202,7 @@ fn a_released_lease_leaves_the_others_of_its_pool() {
     let pool = inspector.client.pool("pool", 2).lease(day).build().unwrap();
     let mut redis = server.connection();
     for instance in ["one", "two"] {
-        inspector.block_on(pool.acquire(instance)).unwrap();
+        let _id = inspector.block_on(pool.acquire(instance)).unwrap().detach();
         let hour = ["semaphores:pool", "-3600", instance];
         redis::cmd("ZINCRBY").arg(&hour).exec(&mut redis).unwrap();
     }

@@ -165,7 +165,7 @@ fn the_dashboard_shows_metrics_that_exist() {
     let store = Store::local();
     let inspector = Inspector::new(&store.url());
     let pool = inspector.client.pool("pool", 1).build().unwrap();
-    let held = (inspector.hold("it"), inspector.block_on(pool.lease("one")).unwrap());
+    let held = (inspector.hold("it"), inspector.block_on(pool.acquire("one")).unwrap());
     let console = Console::start(&store.url());
     let metrics = console.get("/metrics").body;
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/grafana-dashboard.json");

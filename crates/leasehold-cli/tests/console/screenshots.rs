@@ -145,7 +145,7 @@ impl Demo {
         let mut held: Vec<Box<dyn std::any::Any>> = Vec::new();
         let pool = inspector.client.pool("licences", 5).build().unwrap();
         for instance in ["cad-01", "cad-02", "cad-07"] {
-            held.push(Box::new(inspector.block_on(pool.lease(instance)).unwrap()));
+            held.push(Box::new(inspector.block_on(pool.acquire(instance)).unwrap()));
         }
         Self { store: store.to_owned(), _running: running, _held: held }
     }

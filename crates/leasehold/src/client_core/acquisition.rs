@@ -51,6 +51,8 @@ pub(super) struct Acquisition<T> {
     pub(super) place: Option<u64>,
     pub(super) renew_at: Option<Moment>,
     pub(super) ends_at: Option<Moment>,
+    /// When the TTL of a lock or a pool lease ends. `None` before the grant, and if the store ends it.
+    pub(super) ttl_ends_at: Option<Moment>,
 }
 
 /// Whether an acquisition waits or holds. It only moves forward.
@@ -62,6 +64,7 @@ pub(super) enum Phase {
         since: Moment,
         /// The fence of the grant. If the store reports another one, it has lost this grant and made it again.
         fence: Fence,
+        /// The end of the lease's validity.
         valid_until: Moment,
         /// Whether the TTL ends before the lease would, so that no renewal extends the permit.
         limited_by_ttl: bool,
@@ -87,6 +90,7 @@ impl<T> Acquisition<T> {
             place: None,
             renew_at: None,
             ends_at: None,
+            ttl_ends_at: None,
         }
     }
 
@@ -102,10 +106,23 @@ impl<T> Acquisition<T> {
         self.request.terms
     }
 
+    /// Returns when the holder must no longer rely on the permit; `None` for a waiter.
+    pub(super) fn ends(&self) -> Option<Moment> {
+        match self.phase {
+            Phase::Held { valid_until, .. } => Some(self.capped(valid_until)),
+            Phase::Waiting => None,
+        }
+    }
+
+    /// Returns the earlier of the end of the lease's validity and the end of the TTL.
+    pub(super) fn capped(&self, valid_until: Moment) -> Moment {
+        self.ttl_ends_at.map_or(valid_until, |end| end.min(valid_until))
+    }
+
     /// Returns which of its deadlines ended the permit.
-    pub(super) fn why_ended(&self, renews: bool) -> LossReason {
+    pub(super) fn why_ended(&self) -> LossReason {
         let limited_by_ttl = matches!(self.phase, Phase::Held { limited_by_ttl: true, .. });
-        why_ended(self.terms(), limited_by_ttl, renews)
+        why_ended(self.terms(), limited_by_ttl)
     }
 
     /// What the release of this id may skip, if its caller has seen the permit.
@@ -119,14 +136,9 @@ impl<T> Acquisition<T> {
     }
 }
 
-/// Returns which of the two deadlines ended a permit with these terms. `renews` says whether holders are renewed.
-pub(crate) fn why_ended(
-    Terms { lease, ttl }: Terms,
-    limited_by_ttl: bool,
-    renews: bool,
-) -> LossReason {
+/// Returns which of the two deadlines ended a permit with these terms.
+pub(crate) fn why_ended(Terms { lease, ttl }: Terms, limited_by_ttl: bool) -> LossReason {
     match (ttl, lease) {
-        (None, Some(_)) if !renews => LossReason::LeaseEnded,
         (Some(ttl), Some(lease)) if ttl > lease && !limited_by_ttl => LossReason::NotRenewed,
         (Some(_), _) => LossReason::TtlEnded,
         (None, _) => LossReason::NotRenewed,

@@ -93,9 +93,6 @@ impl<T: Clone> NameCore<T> {
 
     /// Renews every id that the store has answered before.
     pub(super) fn renew_all(&mut self, now: Moment) {
-        if !self.rules.renews {
-            return;
-        }
         let answered = self
             .acquisitions
             .iter()
@@ -195,15 +192,15 @@ impl<T: Clone> NameCore<T> {
             return None;
         };
         let valid_for = valid_until.saturating_since(now);
-        let ttl_left = limited_by_ttl.then_some(valid_for);
+        let Rules { ends_with_ttl, spreads, longest_interval, .. } = self.rules;
+        let ttl_left = (limited_by_ttl && ends_with_ttl).then_some(valid_for);
         let (lease, round_trip) = (acquisition.terms().lease?, self.round_trip);
-        let Rules { renews, spreads, longest_interval, .. } = self.rules;
         let spread = (self.spread)(id.sequence() ^ now.micros()).to_le_bytes()[0];
         let spread = spreads.then_some(spread);
         let margin = self.rules.margin_of(lease).duration();
         let situation =
             Situation { lease, margin, ttl_left, round_trip, valid_for, longest_interval, spread };
-        timing::plan(situation).filter(|_| renews)
+        timing::plan(situation)
     }
 
     pub(super) fn set_renewal(&mut self, id: AcquisitionId, at: Moment) {
@@ -211,12 +208,6 @@ impl<T: Clone> NameCore<T> {
         let before = acquisition.renew_at.replace(at);
         self.cancel_timer(before, Timer::Renew(id));
         self.timers.insert((at, Timer::Renew(id)));
-    }
-
-    /// Renews the holder from now on.
-    pub(crate) fn start_renewals(&mut self, id: AcquisitionId, now: Moment) {
-        self.rules.renews = true;
-        self.schedule_renewal(id, now, now);
     }
 
     /// Called before the store is asked to let the lease of this holder end `lease` from now, which may be earlier than
@@ -229,7 +220,8 @@ impl<T: Clone> NameCore<T> {
         acquisition.longest_lease = acquisition.longest_lease.max(Some(lease));
         let Phase::Held { valid_until, .. } = &mut acquisition.phase else { return };
         *valid_until = (*valid_until).min(until);
-        let (owner, valid_until) = (acquisition.owner.clone(), *valid_until);
+        let valid_until = *valid_until;
+        let (owner, valid_until) = (acquisition.owner.clone(), acquisition.capped(valid_until));
         self.notices.push(Notice::Limited { owner, valid_until });
         self.schedule_end(id, valid_until);
     }
@@ -269,7 +261,7 @@ impl<T: Clone> NameCore<T> {
     /// Warns, once for each name, of a lease that cannot survive a lost connection at this round-trip time.
     pub(super) fn warn_of_short_lease(&mut self, id: AcquisitionId) {
         // A store in this process has no connection to lose.
-        if self.warned_of_short_lease || !self.rules.renews || self.round_trip.is_zero() {
+        if self.warned_of_short_lease || self.round_trip.is_zero() {
             return;
         }
         let Some(acquisition) = self.acquisitions.get(&id) else { return };

@@ -91,7 +91,7 @@ impl<T: Clone> NameCore<T> {
                 self.notices.push(Notice::Renewed { owner, result, sent });
             }
             let place = acquisition.place;
-            self.apply_outcome(id, outcome, (sent, renews), now);
+            self.apply_outcome(id, outcome, (sent, Some(command)), now);
             match (outcome, place) {
                 (Outcome::Waiting { ahead }, _) if self.is_first(id) => {
                     about_first = true;
@@ -111,7 +111,7 @@ impl<T: Clone> NameCore<T> {
                 }
                 None => self.ensure_released(id, false, now),
             }
-            self.apply_outcome(id, Outcome::Held(held), (sent, false), now);
+            self.apply_outcome(id, Outcome::Held(held), (sent, None), now);
         }
         self.schedule_query(reply.next_expiry, reply.foreign, about_first, now);
         self.token_at = None;
@@ -261,16 +261,17 @@ impl<T: Clone> NameCore<T> {
         }
     }
 
-    /// Applies the store's outcome for one id, in answer to a request that was sent at `sent`. `renews` says whether it
-    /// was a renewal.
+    /// Applies the store's outcome for one id, in answer to a request that was sent at `sent`, with this command about
+    /// the id.
     fn apply_outcome(
         &mut self,
         id: AcquisitionId,
         outcome: Outcome,
-        (sent, renews): (Moment, bool),
+        (sent, command): (Moment, Option<&Command>),
         now: Moment,
     ) {
         let Some(acquisition) = self.acquisitions.get_mut(&id) else { return };
+        let renews = matches!(command, Some(Command::Renew { .. }));
         let is_cancelled = outcome == Outcome::Cancelled;
         let outcome =
             if is_cancelled && crate::broken::is("cancelled") { Outcome::Gone } else { outcome };
@@ -286,7 +287,15 @@ impl<T: Clone> NameCore<T> {
             }
             (Outcome::Held(held), _) => {
                 let Terms { lease, ttl } = acquisition.terms();
-                let limited = ttl.is_some_and(|ttl| held.valid_for < lease || Some(ttl) <= lease);
+                let limited = match command {
+                    // The client has asked for a lease that ends with the TTL.
+                    Some(Command::Enqueue { terms, .. } | Command::Renew { terms, .. })
+                        if self.rules.is_one_lease =>
+                    {
+                        terms.lease < lease
+                    }
+                    _ => ttl.is_some_and(|ttl| held.valid_for < lease || Some(ttl) <= lease),
+                };
                 self.hold(id, &held, limited, sent, now);
             }
             // The store was asked after it had granted the permit. So another server has taken over, without the
@@ -348,6 +357,9 @@ impl<T: Clone> NameCore<T> {
         let Some(acquisition) = self.acquisitions.get_mut(&id) else { return };
         let from = if crate::broken::is("counted-from-answer") { now } else { sent };
         let until = self.rules.valid_until(held, acquisition.terms(), from);
+        if self.rules.is_one_lease && acquisition.is_waiting() {
+            acquisition.ttl_ends_at = acquisition.terms().ttl.map(|ttl| from + ttl);
+        }
         match &mut acquisition.phase {
             // The answer took longer than the permit is valid. The caller has not seen the permit, so a waiter claims
             // it again. A try asks again, and is answered `Full` if another client has the permit by now.
@@ -359,12 +371,12 @@ impl<T: Clone> NameCore<T> {
                 return self.want_enqueue(id, now);
             }
             Phase::Waiting => {
-                let limited_by_ttl = limited;
+                let limited_by_ttl = limited || acquisition.capped(until) < until;
                 let (since, fence, valid_until) = (now, held.fence, until);
                 acquisition.phase = Phase::Held { since, fence, valid_until, limited_by_ttl };
                 let (owner, gives_up_at) =
                     (acquisition.owner.clone(), acquisition.request.gives_up_at);
-                let (held, valid_until) = (*held, until);
+                let (held, valid_until) = (*held, acquisition.capped(until));
                 self.notices.push(Notice::Granted { owner, held, valid_until, limited_by_ttl });
                 self.remove_waiting(id);
                 self.cancel_timer(gives_up_at, Timer::GiveUp(id));
@@ -378,22 +390,23 @@ impl<T: Clone> NameCore<T> {
                 self.extend_validity(id, until, now);
             }
         }
-        if let Some(Acquisition { phase: Phase::Held { valid_until, .. }, .. }) =
-            self.acquisitions.get(&id)
-        {
-            self.schedule_end(id, *valid_until);
+        if let Some(ends) = self.acquisitions.get(&id).and_then(Acquisition::ends) {
+            self.schedule_end(id, ends);
         }
         self.schedule_renewal(id, sent, now);
     }
 
     pub(super) fn extend_validity(&mut self, id: AcquisitionId, until: Moment, now: Moment) {
         let Some(acquisition) = self.acquisitions.get_mut(&id) else { return };
+        let is_valid = acquisition.ends().is_some_and(|ends| now < ends);
+        let ttl_ends_at = acquisition.ttl_ends_at.unwrap_or(Moment::NEVER);
         if let Phase::Held { valid_until, limited_by_ttl, .. } = &mut acquisition.phase
-            && (now < *valid_until || crate::broken::is("stays-lost"))
+            && (is_valid || crate::broken::is("stays-lost"))
         {
             // One answer may overtake another, and the latest time counts.
             *valid_until = until.max(*valid_until);
-            let (valid_until, limited_by_ttl) = (*valid_until, *limited_by_ttl);
+            *limited_by_ttl |= ttl_ends_at < *valid_until;
+            let (valid_until, limited_by_ttl) = ((*valid_until).min(ttl_ends_at), *limited_by_ttl);
             let owner = acquisition.owner.clone();
             self.notices.push(Notice::Extended { owner, valid_until, limited_by_ttl });
             self.schedule_end(id, valid_until);

@@ -98,7 +98,7 @@ impl Client {
     fn renew(&mut self, id: AcquisitionId) -> Vec<Command> {
         self.core.claim(id, self.now);
         let mut commands = self.take();
-        commands.append(&mut self.core.take_renewals(100));
+        commands.append(&mut self.core.take_renewals(100, self.now));
         assert!(matches!(commands[..], [Command::Renew { .. }]), "{commands:?}");
         commands
     }
@@ -333,7 +333,7 @@ fn only_a_recent_wake_up_is_trusted() {
         assert_eq!(granted, is_trusted, "{age} ms old");
         // The claim follows 20 ms later, or at once.
         let sends = |client: &mut Client| {
-            !client.take().is_empty() || !client.core.take_renewals(9).is_empty()
+            !client.take().is_empty() || !client.core.take_renewals(9, client.now).is_empty()
         };
         assert_eq!(sends(&mut client), !is_trusted);
         client.pass(Span::from_millis(20));
@@ -393,12 +393,14 @@ fn a_permit_that_was_granted_twice_is_lost() {
     }
 }
 
+const MARGIN: Span = Span::from_millis(1);
+
 impl Client {
-    /// A client of one lock id or pool instance.
-    fn of_a_lease(renews: bool) -> Self {
-        let longest_interval = LEASE.duration();
+    /// A client of one lock id, or of one pool instance, whose lease the store does not end with the TTL.
+    fn of_a_lease(ends_with_ttl: bool) -> Self {
+        let (longest_interval, margin) = (LEASE.duration(), Some(MARGIN));
         let rules =
-            Rules { is_one_lease: true, renews, spreads: false, longest_interval, margin: None };
+            Rules { is_one_lease: true, ends_with_ttl, spreads: false, longest_interval, margin };
         let Self { core, now, sequence } = Self::new();
         Self { core: core.with_rules(rules), now, sequence }
     }
@@ -474,9 +476,84 @@ fn a_lost_lease_is_not_released() {
     let mut client = Client::of_a_lease(false);
     client.hold_the_lease();
     client.pass(LEASE);
-    let reason = LossReason::LeaseEnded;
-    assert!(matches!(client.notices()[..], [Notice::Lost { reason: lost, .. }] if lost == reason));
+    let reason = LossReason::NotRenewed;
+    assert!(client.notices().iter().any(|notice| is_lost(notice, reason)));
     assert!(client.take().is_empty() && !client.core.has_releases());
+}
+
+fn is_lost(notice: &Notice<AcquisitionId>, why: LossReason) -> bool {
+    matches!(notice, Notice::Lost { reason, .. } if *reason == why)
+}
+
+/// A lock is renewed until its TTL ends and no longer. A pool lease is renewed until then as always.
+#[test]
+fn a_ttl_ends_a_lease_and_releases_it() {
+    let half = LEASE.divided_by(2);
+    for (is_lock, ttl) in [(true, half), (true, LEASE + half), (false, half), (false, LEASE + half)]
+    {
+        let mut client = Client::of_a_lease(is_lock);
+        let terms = Terms { lease: Some(LEASE), ttl: Some(ttl) };
+        let (id, ends) =
+            (client.acquire(Request { terms, queues: false, ..request() }), client.now + ttl);
+        let asked = |command: &Command, now: Moment| {
+            let (Command::Enqueue { terms, .. } | Command::Renew { terms, .. }) = command else {
+                panic!("{command:?}");
+            };
+            let lease = terms.lease.unwrap();
+            // No lease of a lock reaches beyond the TTL.
+            assert_eq!(
+                lease,
+                if is_lock {
+                    LEASE.min(Span::from_duration(ends.saturating_since(now)))
+                } else {
+                    LEASE
+                }
+            );
+            lease
+        };
+        let commands = client.take();
+        let lease = asked(&commands[0], client.now);
+        client.answer(&commands, reply(vec![held(lease)]));
+        let mut end = None;
+        while client.now < ends {
+            client.pass(Span::from_millis(50));
+            let commands = client.core.take_renewals(1, client.now);
+            if let Some(command) = commands.first() {
+                let lease = asked(command, client.now);
+                client.answer(&commands, reply(vec![held(lease)]));
+            }
+            for notice in client.notices() {
+                if is_lost(&notice, LossReason::TtlEnded) {
+                    end = Some(client.now);
+                }
+                assert!(!is_lost(&notice, LossReason::NotRenewed), "{notice:?}");
+            }
+            if end.is_some() {
+                break;
+            }
+        }
+        let end = end.expect("the TTL has ended");
+        assert!(end + MARGIN + Span::from_millis(50) >= ends, "lost too early");
+        assert!(
+            matches!(client.take()[..], [Command::Release { id: released, .. }] if released == id)
+        );
+    }
+}
+
+/// Another guard of the pool instance shares the lease.
+#[test]
+fn a_ttl_that_ends_does_not_release_a_shared_lease() {
+    let mut client = Client::of_a_lease(false);
+    let terms = Terms { lease: Some(LEASE), ttl: Some(LEASE.divided_by(2)) };
+    client.acquire(Request { terms, queues: false, ..request() });
+    client.exchange(vec![held(LEASE)]);
+    client.notices();
+    let (other, _) = client.hold_the_lease();
+    client.pass(LEASE.divided_by(2));
+    assert!(client.notices().iter().any(|notice| is_lost(notice, LossReason::TtlEnded)));
+    assert!(client.take().is_empty());
+    client.core.end(other, true, client.now);
+    assert!(matches!(client.take()[..], [Command::Release { .. }]));
 }
 
 #[test]
@@ -491,11 +568,11 @@ fn an_extension_limits_the_validity_until_it_is_answered_and_delays_renewals() {
     };
     assert!(limited < valid_until && limited <= client.now + shorter);
     client.pass(LEASE.divided_by(3) + Span::from_millis(1));
-    assert!(client.core.take_renewals(1).is_empty(), "the extension is in flight");
+    assert!(client.core.take_renewals(1, client.now).is_empty(), "the extension is in flight");
     let sent = client.now;
     client.core.extended(id, Some((LEASE, sent)), client.now);
     let extended = |notice: &Notice<_>| matches!(notice, Notice::Extended { valid_until, .. } if *valid_until > limited);
     assert!(client.notices().iter().any(extended));
     client.pass(LEASE.divided_by(3) + Span::from_millis(1));
-    assert_eq!(client.core.take_renewals(1).len(), 1);
+    assert_eq!(client.core.take_renewals(1, client.now).len(), 1);
 }

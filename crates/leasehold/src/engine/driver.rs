@@ -306,7 +306,7 @@ impl<P: Protocol> Driver<P> {
     /// the command runs, because this thread may be paused as soon as it has run.
     fn next_part(&self, state: &mut DriverState<P>) -> Option<(TakenPart, Moment)> {
         let (declared, now) = (self.protocol.declared(), self.core.now());
-        let mut commands = state.core.take_renewals(P::MOST_COMMANDS);
+        let mut commands = state.core.take_renewals(P::MOST_COMMANDS, now);
         if commands.is_empty() {
             commands = state.core.take(P::MOST_COMMANDS, declared, now);
         }
@@ -452,7 +452,7 @@ impl<P: Protocol> Source for Driver<P> {
         let mut state = self.state();
         let (commands, more) = match urgency {
             Urgency::Renewals => {
-                let commands = state.core.take_renewals(room);
+                let commands = state.core.take_renewals(room, now);
                 state.is_queued.1 = state.core.has_renewals();
                 (commands, state.is_queued.1)
             }

@@ -21,7 +21,8 @@ use crate::backend::BoxFuture;
 use crate::backend::memory::{Memory, MemorySemaphore};
 use crate::clock::{Moment, Span};
 use crate::machine::{
-    Command, Declared, Effects, Held, LimitChange, LimitsChanged, Outcome, ReleaseHint, Role, Share,
+    Command, Declared, Effects, Held, LimitChange, LimitsChanged, Outcome, ReleaseHint, Role,
+    Share, Terms,
 };
 use crate::name::Name;
 use crate::stats::SemaphoreStats;
@@ -375,6 +376,21 @@ impl NameState for InProcessName {
             }
             Release::Done(role != Role::Nobody)
         })
+    }
+
+    fn detach(&self, id: AcquisitionId) {
+        self.locked(|state, deferred| {
+            if let Some(Some(ticket)) = state.store.machine().tag(id) {
+                ticket.detach(deferred);
+            }
+        });
+    }
+
+    /// In memory no permit has a lease.
+    fn extend(&self, id: AcquisitionId, _terms: Terms) -> BoxFuture<bool> {
+        let state = self.state();
+        let held = state.store.machine().holds(id);
+        at_once(if state.closed { Err(Error::Closed) } else { Ok(held) })
     }
 
     fn attach(&self, id: AcquisitionId, semaphore: &Arc<SemaphoreSpec>) -> Arc<Ticket> {

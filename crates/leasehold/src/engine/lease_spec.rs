@@ -21,11 +21,6 @@ pub(crate) trait LeaseSpec: Send + Sync {
     /// outcome is not reported.
     fn end(&self, id: AcquisitionId, hint: ReleaseHint);
 
-    /// Whether holders are renewed.
-    fn renews(&self) -> bool {
-        true
-    }
-
     /// The label that statistics show.
     fn label(&self) -> Option<&Arc<str>> {
         None

@@ -16,7 +16,7 @@ use super::ticket::{Grant, Ticket};
 use crate::backend::{BoxFuture, Slot};
 use crate::callbacks::event;
 use crate::clock::{Moment, Span};
-use crate::machine::{Declared, Held, LimitChange, LimitsChanged, Rate, ReleaseHint};
+use crate::machine::{Declared, Held, LimitChange, LimitsChanged, Rate, ReleaseHint, Terms};
 use crate::name::Name;
 use crate::stats::SemaphoreStats;
 use crate::{AcquisitionId, Error, LossReason};
@@ -43,6 +43,12 @@ pub(crate) trait NameState: Listener + fmt::Debug {
     /// Releases an id, which need not belong to this client, and reports the outcome.
     fn release(&self, id: AcquisitionId, semaphore: &Arc<SemaphoreSpec>, by: ReleasedBy)
     -> Release;
+
+    /// Stops tracking a permit. The store keeps it.
+    fn detach(&self, id: AcquisitionId);
+
+    /// Renews a permit once, whether this client tracks it or not. Returns whether it is held.
+    fn extend(&self, id: AcquisitionId, terms: Terms) -> BoxFuture<bool>;
 
     /// Creates the ticket of a permit that has none, so that a task can be notified of its loss.
     fn attach(&self, id: AcquisitionId, semaphore: &Arc<SemaphoreSpec>) -> Arc<Ticket>;

@@ -108,7 +108,9 @@ impl Protocol for PoolProtocol {
     fn rules(&self, core: &Core) -> Rules {
         let margin = core.profile().margin_of_leases();
         let longest_interval = LONGEST_INTERVAL.duration();
-        Rules { is_one_lease: true, renews: true, spreads: false, longest_interval, margin }
+        // Another program counts the leases of all instances by one setting, so a lease is never shorter.
+        let ends_with_ttl = false;
+        Rules { is_one_lease: true, ends_with_ttl, spreads: false, longest_interval, margin }
     }
 
     fn declared(&self) -> Declared {

@@ -16,7 +16,7 @@ use crate::client_core::{Request, Rules};
 use crate::clock::{Moment, Span};
 use crate::machine::{
     Command, Declared, Held, LimitChange, LimitsChanged, Outcome, ReleaseHint, Reply, Share,
-    Subject,
+    Subject, Terms,
 };
 use crate::name::Name;
 use crate::stats::{Query, SemaphoreStats};
@@ -147,6 +147,24 @@ impl NameState for RemoteName {
             let lease = semaphore.terms.lease;
             let caller = state.core.release(id, caller, (by_guard, lease), now);
             caller.map_or(Release::Done(false), Release::Sent)
+        })
+    }
+
+    fn detach(&self, id: AcquisitionId) {
+        self.forget(id);
+    }
+
+    fn extend(&self, id: AcquisitionId, terms: Terms) -> BoxFuture<bool> {
+        let (name, declared) = (self.name().clone(), self.common().declared());
+        let commands = vec![Command::Renew { id, terms }];
+        let call = self.core.call(Part::Semaphore { name, declared, commands });
+        Box::pin(async move {
+            match call.await?.0 {
+                Answer::Semaphore(reply) => Ok(matches!(reply.outcomes[..], [Outcome::Held(_)])),
+                answer => {
+                    Err(Error::internal(format!("unexpected answer to a renewal: {answer:?}")))
+                }
+            }
         })
     }
 

@@ -27,7 +27,7 @@ pub(crate) struct SemaphoreSpec {
     pub(crate) rate_only: bool,
     /// Whether its permits have no lease, no TTL, no label and no slot number.
     pub(crate) is_plain: bool,
-    pub(crate) max_acquire_time: Option<Duration>,
+    pub(crate) within: Option<Duration>,
     /// The metrics, the observer and the tracing spans of this handle.
     pub(crate) watch: Arc<Watch>,
 }

@@ -52,8 +52,7 @@ async fn timed<F: Future>(future: F) -> (Duration, F::Output) {
 
 /// Retries only after minutes, so that a waiter that succeeds earlier was notified.
 fn only_when_notified() -> Retry {
-    let retry = Retry::default().delay(MINUTES).max_delay(MINUTES);
-    retry.jitter(Jitter::None).within(2 * MINUTES)
+    Retry::default().delay(MINUTES).max_delay(MINUTES).jitter(Jitter::None)
 }
 
 fn lock(client: &Client) -> crate::Lock {
@@ -571,8 +570,7 @@ async fn a_wait_for_a_lock_ends_at_its_limit_while_wake_ups_keep_coming() {
     };
     let locks = crate::Locks::new(engine);
     let limit = Duration::from_millis(200);
-    let retry = Retry::default().times(1000).within(limit);
-    let lock = locks.lock("k").lease(2 * MINUTES).retry(retry).build().unwrap();
+    let lock = locks.lock("k").lease(2 * MINUTES).within(limit).build().unwrap();
     let _held = lock.try_acquire().await.unwrap().unwrap();
     let error = tokio::select! {
         result = lock.acquire() => result.unwrap_err(),
@@ -587,10 +585,10 @@ async fn a_wait_for_a_lock_ends_at_its_limit_while_wake_ups_keep_coming() {
 async fn an_attempt_at_the_end_of_a_wait_gets_time_for_its_answer() {
     let store = Simulated::default();
     let (holder, waiter) = (client(&store), client(&store));
-    let retry = Retry::default().within(Duration::from_secs(1));
-    let retry = retry.delay(Duration::from_millis(970)).jitter(Jitter::None);
+    let limit = Duration::from_secs(1);
+    let retry = Retry::default().delay(Duration::from_millis(970)).jitter(Jitter::None);
     let _held = deadline(holder.lock("k").build().unwrap().try_acquire()).await.unwrap().unwrap();
-    let lock = waiter.lock("k").retry(retry).build().unwrap();
+    let lock = waiter.lock("k").retry(retry).within(limit).build().unwrap();
     let mut acquire = pin!(lock.acquire());
     assert!(poll_once(acquire.as_mut()).await.is_none());
     // The first attempt is answered before this call.
@@ -599,9 +597,9 @@ async fn an_attempt_at_the_end_of_a_wait_gets_time_for_its_answer() {
     let error = deadline(acquire).await.unwrap_err();
     assert!(matches!(error, Error::TimedOut { .. }), "{error}");
 
-    let _leased = deadline(holder.pool("p", 1).build().unwrap().lease("a")).await.unwrap();
-    let pool = waiter.pool("p", 1).retry(retry).build().unwrap();
-    let error = deadline(pool.lease("b")).await.unwrap_err();
+    let _leased = deadline(holder.pool("p", 1).build().unwrap().acquire("a")).await.unwrap();
+    let pool = waiter.pool("p", 1).retry(retry).within(limit).build().unwrap();
+    let error = deadline(pool.acquire("b")).await.unwrap_err();
     assert!(matches!(error, Error::TimedOut { .. }), "{error}");
 }
 

@@ -262,8 +262,6 @@ impl Ticket {
                 watchers.wake(deferred);
                 hold.take()
             }
-            // The lease of a lock that is not renewed may be shorter than a round trip. Its guard then finds it lost.
-            TicketState::Granted { .. } if reason == LossReason::LeaseEnded => return false,
             TicketState::Granted { .. } => None,
             _ => return false,
         };
@@ -382,7 +380,7 @@ impl Ticket {
     /// Returns which of the two deadlines ended the permit.
     fn why_ended(&self) -> LossReason {
         let limited = self.limited_by_ttl.load(Ordering::Acquire);
-        why_ended(self.spec.terms(), limited, self.spec.renews())
+        why_ended(self.spec.terms(), limited)
     }
 
     /// Polls the grant. Called by the future of the acquire.

@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::fmt;
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use super::info::HeldLock;
@@ -10,13 +11,13 @@ use super::locks::observed;
 use crate::clock::{Moment, Span, wall_time};
 use crate::engine::lease_spec::LeaseSpec;
 use crate::engine::watch::{Acquiring, Id};
-use crate::guard::LeaseGuard;
+use crate::guard::{Declared, Guard, LeaseGuard, Sealed};
 use crate::machine::lock::{LockCommand, LockOutcome, Verdict};
 use crate::name::millis;
 use crate::permit::Lost;
 use crate::{Error, Fence, LockId, LossReason};
 
-/// A guard that holds a lock until it is released or dropped, or until the lease ends.
+/// A guard that holds a lock until it is released or dropped. The client renews the lock in the background.
 ///
 /// Dropping the guard releases the lock in the background. This never blocks and works on any thread. To wait until the
 /// store has confirmed the release, call [`release`](Self::release).
@@ -57,7 +58,7 @@ impl LockGuard {
 
     /// Returns the key of the lock.
     #[must_use]
-    pub fn key(&self) -> &str {
+    pub fn name(&self) -> &str {
         self.driver().name().as_str()
     }
 
@@ -79,8 +80,10 @@ impl LockGuard {
         wall_time(self.driver().protocol.expires_at())
     }
 
-    /// Returns the instant until which the lock is valid without another extension. A margin is subtracted, because
-    /// clocks do not run at the same speed. Every extension moves the instant.
+    /// Returns the instant until which the lock is valid without another renewal. It is never `None`.
+    ///
+    /// A margin is subtracted, because clocks do not run at the same speed. Every renewal and every extension moves the
+    /// instant, up to the TTL.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -90,15 +93,15 @@ impl LockGuard {
     ///
     /// let lock = Client::memory().lock("invoice:42").lease(Duration::from_secs(10)).build()?;
     /// let guard = lock.acquire().await?;
-    /// assert!(guard.valid_until() > Instant::now() + Duration::from_secs(9));
+    /// assert!(guard.valid_until() > Some(Instant::now() + Duration::from_secs(9)));
     /// guard.extend(Duration::from_secs(60)).await?;
-    /// assert!(guard.valid_until() > Instant::now() + Duration::from_secs(59));
+    /// assert!(guard.valid_until() > Some(Instant::now() + Duration::from_secs(59)));
     /// # Ok(())
     /// # }
     /// ```
     #[must_use]
-    pub fn valid_until(&self) -> Instant {
-        self.lease.valid_until()
+    pub fn valid_until(&self) -> Option<Instant> {
+        Some(self.lease.valid_until())
     }
 
     /// Checks that the lock is still held.
@@ -112,9 +115,8 @@ impl LockGuard {
         self.lease.check()
     }
 
-    /// Returns a future that resolves when the lock is lost, with the reason: the lease ended, the lock could not be
-    /// extended in time, the store no longer knows the lock, or the client was closed. If the guard is released,
-    /// dropped or detached, the future resolves with [`LossReason::Released`].
+    /// Returns a future that resolves when the lock is lost, with the reason. If the guard is released, dropped or
+    /// detached, the future resolves with [`LossReason::Released`].
     ///
     /// # Cancel safety
     /// Dropping the future only stops listening. The lock is not affected.
@@ -122,18 +124,13 @@ impl LockGuard {
         self.lease.lost()
     }
 
-    /// Starts to renew the lock in the background, each time a third of its lease has passed: see
-    /// [`LockBuilder::auto_extend`](super::LockBuilder::auto_extend).
-    pub fn auto_extend(&self) {
-        self.driver().start_renewals(self.lease.ticket.id);
-    }
-
-    /// Lets the lock expire after `ttl` from now, whatever was left of its lease. A lock that is renewed in the
-    /// background continues to be renewed by the lease that it was built with, once less than that lease is left. A
-    /// renewal never makes the lock expire earlier.
+    /// Lets the lock expire after `lease` from now, whatever was left of its lease.
+    ///
+    /// Once less is left than the lease that the lock was built with, the client renews it again. A renewal never makes
+    /// the lock expire earlier. An extension does not change when its [TTL](super::LockBuilder::ttl) ends.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`] if `ttl` is zero, too long or not in whole milliseconds.
+    /// - [`Error::InvalidArgument`] if `lease` is zero, too long or not in whole milliseconds.
     /// - [`Error::ForeignData`] if another program uses the lock's keys on Redis.
     /// - [`Error::Lost`] if the lock is no longer held.
     /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
@@ -146,8 +143,8 @@ impl LockGuard {
     /// # Cancel safety
     /// If the future is dropped, the store may or may not have extended the lock. The guard then relies on the earlier
     /// of the old and the new end.
-    pub async fn extend(&self, ttl: Duration) -> Result<(), Error> {
-        let ttl = millis("ttl", ttl)?;
+    pub async fn extend(&self, lease: Duration) -> Result<(), Error> {
+        let ttl = millis("lease", lease)?;
         self.check()?;
         let (driver, id) = (self.driver(), self.id());
         let started = driver.now();
@@ -189,9 +186,11 @@ impl LockGuard {
         self.lease.release().done().await
     }
 
-    /// Drops the guard but keeps the lock, until its lease ends or until it is [released](crate::Locks::release) by its
-    /// id. The client no longer extends the lock in the background; [`Locks::extend`](crate::Locks::extend) extends it
-    /// by its id.
+    /// Drops the guard but keeps the lock. The client no longer renews it or ends it with its TTL: it expires with its
+    /// lease.
+    ///
+    /// [`Locks::extend`](crate::Locks::extend) and [`Locks::release`](crate::Locks::release) extend and release it by its
+    /// id.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -208,14 +207,52 @@ impl LockGuard {
     #[must_use = "without its id the lock cannot be released"]
     pub fn detach(self) -> HeldLock {
         self.driver().forget(self.lease.ticket.id);
-        HeldLock { id: self.id(), fence: self.fence, expires_at: self.expires_at() }
+        self.driver().protocol.held()
+    }
+}
+
+impl Sealed for LockGuard {}
+
+impl Declared for LockGuard {
+    fn spec(&self) -> Option<Arc<dyn LeaseSpec>> {
+        Some(self.lease.ticket.spec.clone())
+    }
+}
+
+impl Guard for LockGuard {
+    fn name(&self) -> &str {
+        self.name()
+    }
+
+    fn id(&self) -> String {
+        self.id().to_string()
+    }
+
+    fn fence(&self) -> Option<Fence> {
+        Some(self.fence)
+    }
+
+    fn valid_until(&self) -> Option<Instant> {
+        self.valid_until()
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        self.check()
+    }
+
+    fn lost(&self) -> Lost {
+        self.lost()
+    }
+
+    async fn release(self) -> Result<bool, Error> {
+        self.release().await
     }
 }
 
 impl fmt::Debug for LockGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LockGuard")
-            .field("key", &self.key())
+            .field("name", &self.name())
             .field("fence", &self.fence)
             .finish_non_exhaustive()
     }
@@ -243,7 +280,7 @@ mod tests {
     async fn the_renewals_of_a_released_lock_end_at_once() {
         let client = Client::memory();
         for number in 0..4 {
-            let lock = client.lock("k").auto_extend().build().unwrap();
+            let lock = client.lock("k").build().unwrap();
             let guard = lock.acquire().await.unwrap();
             let lease = guard.lease.driver.clone();
             assert!(lease.has_timer());

@@ -1,5 +1,6 @@
-//! Information about a held lock, with and without its secrets.
+//! Information about a held lock.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -20,13 +21,64 @@ pub struct HeldLock {
     pub expires_at: SystemTime,
 }
 
-/// Information about a held lock that anybody may see.
+/// What identifies a lock in [`Locks::lookup`](crate::Locks::lookup): its key or its lock id.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LockRef<'a> {
+    /// The key.
+    Key(&'a str),
+    /// The id of its holder.
+    Id(LockId),
+}
+
+impl<'a> From<&'a str> for LockRef<'a> {
+    fn from(key: &'a str) -> Self {
+        Self::Key(key)
+    }
+}
+
+impl<'a> From<&'a String> for LockRef<'a> {
+    fn from(key: &'a String) -> Self {
+        Self::Key(key)
+    }
+}
+
+impl From<LockId> for LockRef<'_> {
+    fn from(id: LockId) -> Self {
+        Self::Id(id)
+    }
+}
+
+impl From<&LockId> for LockRef<'_> {
+    fn from(id: &LockId) -> Self {
+        Self::Id(*id)
+    }
+}
+
+/// Information about a held lock.
 ///
-/// The key and the lock id may be secrets. So this contains only a part of their hashes, 24 hexadecimal digits each.
-/// [`RawLockInfo`] contains the raw values.
-#[derive(Clone, PartialEq, Eq, Debug)]
+/// The key and the lock id may be secrets. `Debug` shows only a part of their hashes, 24 hexadecimal digits each.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leasehold::Error> {
+/// # let client = leasehold::Client::memory();
+/// let guard = client.lock("nightly").label("cron").build()?.acquire().await?;
+///
+/// // An operator releases a lock whose holder hangs.
+/// let locks = client.locks();
+/// let found = locks.lookup("nightly").await?.expect("it is held");
+/// assert_eq!((found.label.as_deref(), found.lock_id), (Some("cron"), guard.id()));
+/// assert!(locks.release(&found.lock_id).await?);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LockInfo {
+    /// The key.
+    pub key: String,
+    /// The lock id. Anybody who knows it can release the lock.
+    pub lock_id: LockId,
     /// The hash of the key.
     pub key_hash: String,
     /// The hash of the lock id.
@@ -59,48 +111,34 @@ impl LockInfo {
     }
 }
 
-/// Information about a held lock, with its key and its lock id.
-///
-/// ```
-/// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), leasehold::Error> {
-/// # let client = leasehold::Client::memory();
-/// let guard = client.lock("nightly").label("cron").build()?.acquire().await?;
-///
-/// // An operator releases a lock whose holder hangs.
-/// let locks = client.locks();
-/// let found = locks.lookup_raw("nightly").await?.expect("it is held");
-/// assert_eq!((found.info.label.as_deref(), found.lock_id), (Some("cron"), guard.id()));
-/// assert!(locks.release(&found.lock_id).await?);
-/// # Ok(())
-/// # }
-/// ```
-#[derive(Clone, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub struct RawLockInfo {
-    /// The key.
-    pub key: String,
-    /// The lock id. Anybody who knows it can release the lock.
-    pub lock_id: LockId,
-    /// The information that anybody may see.
-    pub info: LockInfo,
+impl fmt::Debug for LockInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockInfo")
+            .field("key_hash", &self.key_hash)
+            .field("lock_id_hash", &self.lock_id_hash)
+            .field("acquired_at", &self.acquired_at)
+            .field("expires_at", &self.expires_at)
+            .field("fence", &self.fence)
+            .field("host", &self.host)
+            .field("pid", &self.pid)
+            .field("label", &self.label)
+            .finish_non_exhaustive()
+    }
 }
 
-pub(super) fn raw(record: &Record) -> RawLockInfo {
+pub(super) fn info(record: &Record) -> LockInfo {
     let Holder { host, pid, label } = &*record.holder;
     let text = |text: &Option<Arc<str>>| text.as_deref().map(str::to_owned);
-    RawLockInfo {
-        info: LockInfo {
-            key_hash: hash(record.key.as_str()),
-            lock_id_hash: hash(record.id.as_str()),
-            acquired_at: wall_time(record.acquired_at),
-            expires_at: wall_time(record.expires_at),
-            fence: record.fence,
-            host: text(host),
-            pid: *pid,
-            label: text(label),
-        },
+    LockInfo {
         key: record.key.to_string(),
         lock_id: record.id,
+        key_hash: hash(record.key.as_str()),
+        lock_id_hash: hash(record.id.as_str()),
+        acquired_at: wall_time(record.acquired_at),
+        expires_at: wall_time(record.expires_at),
+        fence: record.fence,
+        host: text(host),
+        pid: *pid,
+        label: text(label),
     }
 }

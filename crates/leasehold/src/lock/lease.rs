@@ -1,14 +1,14 @@
 //! The lease of a lock: what is sent for one lock id, and what the store has answered.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::locks::{outcome_of, unexpected};
-use super::{LockGuard, LockSpec};
+use super::{HeldLock, LockGuard, LockSpec};
 use crate::backend::{Answer, Part};
 use crate::client_core::Rules;
-use crate::clock::{Moment, Span};
+use crate::clock::{Moment, Span, wall_time};
 use crate::engine::Core;
 use crate::engine::deferred::Deferred;
 use crate::engine::driver::{Driver, Protocol};
@@ -26,8 +26,6 @@ pub(super) type LockLease = Driver<LockProtocol>;
 pub(super) struct LockProtocol {
     pub(super) spec: Arc<LockSpec>,
     pub(super) id: LockId,
-    /// Whether the client renews the lock.
-    renews: AtomicBool,
     /// When the next attempt wants to be notified of a release.
     notify: Mutex<NotifyWhen>,
     /// The fence of the last grant.
@@ -46,7 +44,6 @@ pub(super) struct LockProtocol {
 impl LockProtocol {
     pub(super) fn new(spec: Arc<LockSpec>, id: LockId) -> Self {
         Self {
-            renews: AtomicBool::new(spec.auto_extend),
             spec,
             id,
             notify: Mutex::new(NotifyWhen::Never),
@@ -60,6 +57,12 @@ impl LockProtocol {
 
     pub(super) fn expires_at(&self) -> u64 {
         self.expires_at.load(Ordering::Acquire)
+    }
+
+    /// Returns what the last answer said.
+    pub(super) fn held(&self) -> HeldLock {
+        let fence = Fence::new(self.fence.load(Ordering::Acquire));
+        HeldLock { id: self.id, fence, expires_at: wall_time(self.expires_at()) }
     }
 
     /// Records that an extension was sent. So a release has to check whether the lock is still held.
@@ -101,8 +104,8 @@ impl Protocol for LockProtocol {
     fn rules(&self, core: &Core) -> Rules {
         let longest_interval = Duration::from_secs(u64::from(u32::MAX));
         let margin = core.profile().margin_of_leases();
-        let renews = self.spec.auto_extend;
-        Rules { is_one_lease: true, renews, spreads: false, longest_interval, margin }
+        let ends_with_ttl = true;
+        Rules { is_one_lease: true, ends_with_ttl, spreads: false, longest_interval, margin }
     }
 
     fn declared(&self) -> Declared {
@@ -112,19 +115,20 @@ impl Protocol for LockProtocol {
     fn part(&self, _declared: Declared, mut commands: Vec<Command>, now: Moment) -> TakenPart {
         let (id, key) = (self.id, self.spec.key.clone());
         let part = Part::Lock(match commands.first() {
-            Some(Command::Enqueue { .. }) => {
+            Some(Command::Enqueue { terms, .. }) => {
                 self.sent_at.store(now.micros(), Ordering::Release);
                 let expected = match self.spec.next_fence.load(Ordering::Relaxed) {
                     0 => None,
                     next => Some(Fence::new(next)),
                 };
                 let notify = *self.notify.lock().unwrap_or_else(PoisonError::into_inner);
-                let (ttl, holder) = (self.spec.ttl, self.spec.holder.clone());
+                let (ttl, holder) = (lease_in_millis(*terms), self.spec.holder.clone());
                 LockCommand::Acquire { key, id, ttl, notify, holder, expected }
             }
-            Some(Command::Renew { .. }) => {
+            Some(Command::Renew { terms, .. }) => {
                 self.extension_sent();
-                LockCommand::Extend { id, key: Some(key), ttl: self.spec.ttl, only_longer: true }
+                let ttl = lease_in_millis(*terms);
+                LockCommand::Extend { id, key: Some(key), ttl, only_longer: true }
             }
             command => {
                 let is_certain = matches!(
@@ -138,14 +142,18 @@ impl Protocol for LockProtocol {
         (part, commands.pop())
     }
 
-    fn reply(&self, _part: &Part, answer: Answer, deferred: &mut Deferred) -> Result<Reply, Error> {
+    fn reply(&self, part: &Part, answer: Answer, deferred: &mut Deferred) -> Result<Reply, Error> {
         let answer = outcome_of(answer)?;
         let outcome = match &answer {
             LockOutcome::Acquire(acquired) => self.acquired(acquired),
             LockOutcome::Extend(Verdict::Done(expires_at)) => {
                 self.extended(*expires_at);
                 let fence = Fence::new(self.fence.load(Ordering::Acquire));
-                let valid_for = Some(Span::from_millis(self.spec.ttl));
+                let valid_for = match part {
+                    Part::Lock(LockCommand::Extend { ttl, .. }) => *ttl,
+                    _ => 0,
+                };
+                let valid_for = Some(Span::from_millis(valid_for));
                 Outcome::Held(Held { slot_number: None, fence, valid_for })
             }
             LockOutcome::Extend(_) => Outcome::Gone,
@@ -176,12 +184,6 @@ impl LockLease {
         let remaining = Span::from_millis(self.protocol.remaining.load(Ordering::Acquire));
         Ok(acquired.map(|(guard, grant)| LockGuard::new(guard, grant.fence)).ok_or(remaining))
     }
-
-    /// Renews the lock from now on.
-    pub(super) fn start_renewals(&self, id: AcquisitionId) {
-        self.protocol.renews.store(true, Ordering::Release);
-        self.input(|core, now| core.start_renewals(id, now));
-    }
 }
 
 impl LeaseSpec for LockLease {
@@ -190,7 +192,7 @@ impl LeaseSpec for LockLease {
     }
 
     fn terms(&self) -> Terms {
-        self.protocol.spec.terms()
+        self.protocol.spec.terms
     }
 
     fn id(&self, _id: AcquisitionId) -> Id {
@@ -200,8 +202,9 @@ impl LeaseSpec for LockLease {
     fn end(&self, id: AcquisitionId, _hint: ReleaseHint) {
         self.end(id);
     }
+}
 
-    fn renews(&self) -> bool {
-        self.protocol.renews.load(Ordering::Acquire)
-    }
+/// Returns the lease to ask for, in whole milliseconds.
+fn lease_in_millis(terms: Terms) -> u64 {
+    terms.lease.map_or(0, |lease| lease.micros() / 1000).max(1)
 }

@@ -3,16 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::info::{HeldLock, LockInfo, RawLockInfo, raw};
-use super::{LockBuilder, LockGuard};
-use crate::backend::{Answer, Part, Profile, TimeAuthority};
+use super::LockBuilder;
+use super::info::{HeldLock, LockInfo, LockRef, info};
+use crate::backend::{Answer, Part, Profile};
 use crate::clock::{Moment, wall_time};
 use crate::engine::Engine;
-use crate::engine::watch::lock_called;
-use crate::machine::Subject;
-use crate::machine::lock::{
-    Acquired, LockCommand, LockOutcome, LockRef, NotifyWhen, Record, Verdict,
-};
+use crate::engine::watch::{Acquiring, Id, lock_called};
+use crate::machine::lock::{Acquired, LockCommand, LockOutcome, NotifyWhen, Record, Verdict};
+use crate::machine::{self, Subject};
 use crate::name::{Name, millis};
 use crate::{Error, LockId, LossReason, Observer, Operation, Outcome, process};
 
@@ -43,26 +41,6 @@ pub struct Locks {
     pub(super) engine: Arc<Engine>,
     pub(super) observer: Option<Observer>,
     clean_up: bool,
-}
-
-/// What a store can do, for code that checks this at run time. That every lock has a fence is known at compile time:
-/// [`LockGuard::fence`](crate::LockGuard::fence) is not optional.
-///
-/// ```
-/// use leasehold::{Client, TimeAuthority};
-///
-/// let store = Client::memory().locks().capabilities();
-/// assert_eq!((store.backend, store.time_authority), ("memory", TimeAuthority::Process));
-/// ```
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[non_exhaustive]
-pub struct Capabilities {
-    /// The kind of store: `memory`, `local` or `redis`.
-    pub backend: &'static str,
-    /// Whether locks have fences. In this library they always have.
-    pub supports_fencing: bool,
-    /// The clock that decides when a lock expires.
-    pub time_authority: TimeAuthority,
 }
 
 impl Locks {
@@ -101,10 +79,8 @@ impl Locks {
         Self { observer: Some(observer), ..self }
     }
 
-    /// Sets whether [`is_locked`](Self::is_locked) may remove a lock that expired at least two seconds ago. Off by
-    /// default: then `is_locked` only reads. A fence is never removed.
-    #[must_use]
-    pub fn cleanup_in_is_locked(self, clean_up: bool) -> Self {
+    /// Sets whether [`is_locked`](Self::is_locked) may remove a lock that expired at least two seconds ago.
+    pub(crate) fn clean_up(self, clean_up: bool) -> Self {
         Self { clean_up, ..self }
     }
 
@@ -113,18 +89,16 @@ impl Locks {
         LockBuilder::new(self.clone(), key)
     }
 
-    /// Returns what the store of these locks can do.
-    #[must_use]
-    pub fn capabilities(&self) -> Capabilities {
-        let Profile { kind, time_authority, .. } = self.engine.core().profile();
-        Capabilities { backend: kind, supports_fencing: true, time_authority }
+    pub(crate) fn profile(&self) -> Profile {
+        self.engine.core().profile()
     }
 
-    /// Acquires the lock if it is free; returns `None` if it is held. There is no guard: the lock expires after `ttl`
-    /// unless you extend or release it by its id.
+    /// Acquires the lock if it is free; returns `None` if it is held.
+    ///
+    /// There is no guard: the lock expires after `lease` unless you extend or release it by its id.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`] if the key or the TTL is invalid: see [`LockBuilder::build`].
+    /// - [`Error::InvalidArgument`] if the key or the lease is invalid: see [`LockBuilder::build`].
     /// - [`Error::ForeignData`] if another program uses the lock's keys on Redis.
     /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
     /// - [`Error::Denied`], [`Error::NoRoom`] or [`Error::Unusable`] if the store refuses the request.
@@ -133,10 +107,13 @@ impl Locks {
     ///
     /// # Cancel safety
     /// If the future is dropped, a lock that it may have been granted is released in the background.
-    pub async fn acquire(&self, key: &str, ttl: Duration) -> Result<Option<HeldLock>, Error> {
-        // The builder would call it lease.
-        millis("ttl", ttl)?;
-        Ok(self.lock(key).ttl(ttl).build()?.try_acquire().await?.map(LockGuard::detach))
+    pub async fn acquire(&self, key: &str, lease: Duration) -> Result<Option<HeldLock>, Error> {
+        let (lock, id) = (self.lock(key).lease(lease).build()?.inner, LockId::random());
+        let end = |held: &Option<HeldLock>, watched: Acquiring| match held {
+            Some(_) => watched.acquired_without_guard(),
+            None => watched.refused(),
+        };
+        lock.watch.acquire(|| Id::Lock(id), false, lock.try_detached(id), end).await
     }
 
     /// Acquires the lock with a lock id that the caller provides. If that id already holds the lock, this returns the
@@ -152,9 +129,9 @@ impl Locks {
         &self,
         id: &LockId,
         key: &str,
-        ttl: Duration,
+        lease: Duration,
     ) -> Result<Option<HeldLock>, Error> {
-        let (key, id, ttl) = (key_of(key, &self.engine)?, *id, millis("ttl", ttl)?);
+        let (key, id, ttl) = (key_of(key, &self.engine)?, *id, millis("lease", lease)?);
         self.engine.core().check_open()?;
         let notify = NotifyWhen::Never;
         let holder = process::holder(None);
@@ -177,9 +154,8 @@ impl Locks {
 
     /// Releases a lock by its id. Returns `true` if it was held until now.
     ///
-    /// A guard of that lock is not notified. It notices the release at its next request to the store; with
-    /// [`auto_extend`](LockBuilder::auto_extend), that is after a third of its lease. Until then its `check` relies on
-    /// the lease.
+    /// A guard of that lock is not notified. It notices the release at its next renewal, after a third of its lease.
+    /// Until then its `check` relies on the lease.
     ///
     /// # Errors
     /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
@@ -212,11 +188,11 @@ impl Locks {
         Ok(matches!(outcome?, LockOutcome::Release(Verdict::Done(_))))
     }
 
-    /// Lets a held lock expire after `ttl` from now, whatever was left of its lease. Returns `false` if the lock is no
+    /// Lets a held lock expire after `lease` from now, whatever was left of its lease. Returns `false` if the lock is no
     /// longer held.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`] if `ttl` is zero, too long or not in whole milliseconds.
+    /// - [`Error::InvalidArgument`] if `lease` is zero, too long or not in whole milliseconds.
     /// - [`Error::ForeignData`] if another program uses the lock's keys on Redis.
     /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
     /// - [`Error::Denied`], [`Error::NoRoom`] or [`Error::Unusable`] if the store refuses the request.
@@ -224,8 +200,8 @@ impl Locks {
     ///
     /// # Cancel safety
     /// If the future is dropped, the store may or may not have extended the lock.
-    pub async fn extend(&self, id: &LockId, ttl: Duration) -> Result<bool, Error> {
-        let (id, ttl) = (*id, millis("ttl", ttl)?);
+    pub async fn extend(&self, id: &LockId, lease: Duration) -> Result<bool, Error> {
+        let (id, ttl) = (*id, millis("lease", lease)?);
         let command = |key| LockCommand::Extend { id, key, ttl, only_longer: false };
         let missing = LockOutcome::Extend(Verdict::NotFound);
         let outcome = self.call_by_id(id, command, missing).await;
@@ -243,8 +219,7 @@ impl Locks {
     /// - [`Error::Stopped`] if the client's background thread is not running.
     ///
     /// # Cancel safety
-    /// The query changes nothing in the store, so the future can be dropped at any time. With
-    /// [`cleanup_in_is_locked`](Self::cleanup_in_is_locked), an expired lock may or may not be removed.
+    /// The query changes nothing in the store, so the future can be dropped at any time.
     pub async fn is_locked(&self, key: &str) -> Result<bool, Error> {
         let key = key_of(key, &self.engine)?;
         let command = LockCommand::IsLocked { key: key.clone(), clean_up: self.clean_up };
@@ -256,62 +231,53 @@ impl Locks {
         }
     }
 
-    /// Returns the information that anybody may see about the lock with this key, or `None` if it is not held.
+    /// Returns information about a lock, found by its key or by its lock id, or `None` if it is not held.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let locks = client.locks();
+    /// let guard = client.lock("invoice:42").build()?.acquire().await?;
+    /// let by_key = locks.lookup("invoice:42").await?.expect("it is held");
+    /// let by_id = locks.lookup(guard.id()).await?.expect("it is held");
+    /// assert_eq!(by_key, by_id);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// The same as for [`is_locked`](Self::is_locked).
     ///
     /// # Cancel safety
     /// The query changes nothing in the store, so the future can be dropped at any time.
-    pub async fn lookup(&self, key: &str) -> Result<Option<LockInfo>, Error> {
-        Ok(self.lookup_raw(key).await?.map(|raw| raw.info))
+    pub async fn lookup<'a>(
+        &self,
+        lock: impl Into<LockRef<'a>>,
+    ) -> Result<Option<LockInfo>, Error> {
+        let found = match lock.into() {
+            LockRef::Key(key) => self.lookup_key(key_of(key, &self.engine)?).await?,
+            LockRef::Id(id) => self.lookup_id(id).await?,
+        };
+        Ok(found.as_ref().map(info))
     }
 
-    /// Returns the information that anybody may see about the lock with this lock id, or `None` if it is not held.
-    ///
-    /// # Errors
-    /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
-    /// - [`Error::Denied`], [`Error::NoRoom`] or [`Error::Unusable`] if the store refuses the request.
-    /// - [`Error::ForeignData`] if another program uses the lock's keys on Redis.
-    /// - [`Error::Stopped`] if the client's background thread is not running.
-    ///
-    /// # Cancel safety
-    /// The query changes nothing in the store, so the future can be dropped at any time.
-    pub async fn lookup_id(&self, id: &LockId) -> Result<Option<LockInfo>, Error> {
-        Ok(self.lookup_id_raw(id).await?.map(|raw| raw.info))
-    }
-
-    /// Returns the same as [`lookup`](Self::lookup), with the key and the lock id.
-    ///
-    /// # Errors
-    /// The same as for [`is_locked`](Self::is_locked).
-    ///
-    /// # Cancel safety
-    /// The query changes nothing in the store, so the future can be dropped at any time.
-    pub async fn lookup_raw(&self, key: &str) -> Result<Option<RawLockInfo>, Error> {
-        let key = key_of(key, &self.engine)?;
-        let command = LockCommand::Lookup(LockRef::Key(key.clone()));
+    async fn lookup_key(&self, key: Name) -> Result<Option<Record>, Error> {
+        let command = LockCommand::Lookup(machine::lock::LockRef::Key(key.clone()));
         let outcome = self.call(command).await.map(|(outcome, _)| outcome);
         self.report(Operation::Lookup, outcome.as_ref(), (Some(&key), None), None);
-        Ok(found(outcome?)?.as_ref().map(raw))
+        found(outcome?)
     }
 
-    /// Returns the same as [`lookup_id`](Self::lookup_id), with the key and the lock id.
-    ///
-    /// # Errors
-    /// The same as for [`lookup_id`](Self::lookup_id).
-    ///
-    /// # Cancel safety
-    /// The query changes nothing in the store, so the future can be dropped at any time.
-    pub async fn lookup_id_raw(&self, id: &LockId) -> Result<Option<RawLockInfo>, Error> {
-        let by =
-            |key: Option<Name>| LockCommand::Lookup(key.map_or(LockRef::Id(*id), LockRef::Key));
+    async fn lookup_id(&self, id: LockId) -> Result<Option<Record>, Error> {
+        use machine::lock::LockRef;
+        let by = |key: Option<Name>| LockCommand::Lookup(key.map_or(LockRef::Id(id), LockRef::Key));
         // The key may belong to another holder by now.
-        let outcome = self.call_by_id(*id, by, LockOutcome::Lookup(None)).await;
-        let record = outcome.and_then(found).map(|found| found.filter(|record| record.id == *id));
+        let outcome = self.call_by_id(id, by, LockOutcome::Lookup(None)).await;
+        let record = outcome.and_then(found).map(|found| found.filter(|record| record.id == id));
         let outcome = record.map(LockOutcome::Lookup);
-        self.report(Operation::Lookup, outcome.as_ref(), (None, Some(*id)), None);
-        Ok(found(outcome?)?.as_ref().map(raw))
+        self.report(Operation::Lookup, outcome.as_ref(), (None, Some(id)), None);
+        found(outcome?)
     }
 
     /// Returns the held locks, ordered by key, at most `limit` of them. On Redis this scans all keys of the server,
@@ -324,20 +290,20 @@ impl Locks {
     ///
     /// # Cancel safety
     /// The query changes nothing in the store, so the future can be dropped at any time.
-    pub async fn list_raw(&self, limit: usize) -> Result<Vec<RawLockInfo>, Error> {
+    pub async fn list(&self, limit: usize) -> Result<Vec<LockInfo>, Error> {
         let records = self.engine.core().list_locks(limit).await?;
-        Ok(records.iter().map(raw).collect())
+        Ok(records.iter().map(info).collect())
     }
 
     /// Returns whether this lock id holds its lock.
     ///
     /// # Errors
-    /// The same as for [`lookup_id`](Self::lookup_id).
+    /// The same as for [`lookup`](Self::lookup).
     ///
     /// # Cancel safety
     /// The query changes nothing in the store, so the future can be dropped at any time.
     pub async fn owns(&self, id: &LockId) -> Result<bool, Error> {
-        Ok(self.lookup_id_raw(id).await?.is_some())
+        Ok(self.lookup_id(*id).await?.is_some())
     }
 
     /// Sends one command. Also returns the moment when the answered request was sent.

@@ -100,7 +100,7 @@ impl Client {
     pub(super) fn take(&mut self, world: &World, urgency: Urgency, now: Moment) -> Vec<Command> {
         match urgency {
             Urgency::Ordinary => self.core.take(usize::MAX, world.declared(), now),
-            Urgency::Renewals => self.core.take_renewals(usize::MAX),
+            Urgency::Renewals => self.core.take_renewals(usize::MAX, now),
         }
     }
 

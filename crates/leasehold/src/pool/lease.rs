@@ -5,17 +5,16 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::PoolSpec;
-use crate::clock::Span;
 use crate::engine::lease_spec::LeaseSpec;
 use crate::engine::pool_instance::{PoolInstance, PoolProtocol};
 use crate::engine::watch::{Acquiring, Id, Watch};
-use crate::guard::LeaseGuard;
+use crate::guard::{Declared, Guard, LeaseGuard, Sealed};
 use crate::machine::{ReleaseHint, Terms};
 use crate::permit::Lost;
-use crate::{AcquisitionId, Error};
+use crate::{AcquisitionId, Error, Fence};
 
-/// A guard that holds a lease of a [`Pool`](crate::Pool) until it is released or dropped. The client renews the lease
-/// in the background, each time a third of the [lease](crate::PoolBuilder::lease) has passed and at least every 3.3 s.
+/// A guard that holds a lease of a [`Pool`](crate::Pool) until it is released or dropped. The client renews the lease in
+/// the background.
 ///
 /// Dropping the guard releases the lease in the background. This never blocks and works on any thread. To wait until
 /// the store has confirmed the release, call [`release`](Self::release).
@@ -27,7 +26,7 @@ use crate::{AcquisitionId, Error};
 /// use std::time::Duration;
 ///
 /// let encoders = Client::memory().pool("encoders", 4).lease(Duration::from_secs(10)).build()?;
-/// let lease = encoders.lease("worker-1").await?;
+/// let lease = encoders.acquire("worker-1").await?;
 /// lease.check()?; // is it still held?
 /// lease.release().await?;
 /// # Ok(())
@@ -43,13 +42,13 @@ pub struct PoolLease {
 /// One acquisition of an instance id, by one handle of the pool.
 pub(super) struct PoolAcquisition {
     instance: Arc<PoolInstance>,
-    lease: Span,
+    terms: Terms,
     watch: Arc<Watch>,
 }
 
 impl PoolAcquisition {
     pub(super) fn new(pool: &PoolSpec, instance: Arc<PoolInstance>) -> Self {
-        Self { instance, lease: pool.ttl, watch: pool.watch.clone() }
+        Self { instance, terms: pool.terms(), watch: pool.watch.clone() }
     }
 }
 
@@ -59,7 +58,7 @@ impl LeaseSpec for PoolAcquisition {
     }
 
     fn terms(&self) -> Terms {
-        Terms { lease: Some(self.lease), ttl: None }
+        self.terms
     }
 
     fn id(&self, _id: AcquisitionId) -> Id {
@@ -81,22 +80,24 @@ impl PoolLease {
         self.lease.ticket.watch(watched.acquired(None, || {}));
     }
 
-    /// Returns the instance id that holds the lease.
-    #[must_use]
-    pub fn instance_id(&self) -> &str {
-        self.lease.driver.protocol.instance().as_str()
-    }
-
     /// Returns the name of the pool.
     #[must_use]
-    pub fn pool(&self) -> &str {
+    pub fn name(&self) -> &str {
         self.pool.name.as_str()
     }
 
-    /// Returns the instant until which this lease is valid without another renewal.
+    /// Returns the instance id that holds the lease.
     #[must_use]
-    pub fn valid_until(&self) -> Instant {
-        self.lease.valid_until()
+    pub fn id(&self) -> &str {
+        self.lease.driver.protocol.instance().as_str()
+    }
+
+    /// Returns the instant until which this lease is valid without another renewal. It is never `None`.
+    ///
+    /// Every renewal moves the instant, up to the TTL.
+    #[must_use]
+    pub fn valid_until(&self) -> Option<Instant> {
+        Some(self.lease.valid_until())
     }
 
     /// Checks that the lease is still held.
@@ -107,9 +108,8 @@ impl PoolLease {
         self.lease.check()
     }
 
-    /// Returns a future that resolves when the lease is lost, with the reason: it could not be renewed in time, the
-    /// store no longer knows it, or the client was closed. If the guard is released or dropped, the future resolves
-    /// with [`LossReason::Released`](crate::LossReason::Released).
+    /// Returns a future that resolves when the lease is lost, with the reason. If the guard is released, dropped or
+    /// detached, the future resolves with [`LossReason::Released`](crate::LossReason::Released).
     ///
     /// # Cancel safety
     /// Dropping the future only stops listening. The lease is not affected.
@@ -135,13 +135,74 @@ impl PoolLease {
     pub async fn release(self) -> Result<bool, Error> {
         self.lease.release().done().await
     }
+
+    /// Drops the guard but keeps the lease, and returns its instance id. The client no longer renews it or ends it with
+    /// its TTL: it expires unless it is renewed by hand.
+    ///
+    /// [`Pool::extend`](crate::Pool::extend) and [`Pool::release`](crate::Pool::release) renew and release it by its
+    /// instance id. If other guards of this client share the lease, they continue to renew it, and the last of them
+    /// releases it.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// let encoders = leasehold::Client::memory().pool("encoders", 4).build()?;
+    /// let id = encoders.acquire("worker-1").await?.detach();
+    /// assert!(encoders.extend(&id).await?);
+    /// assert!(encoders.release(&id).await?);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use = "without its id the lease cannot be released"]
+    pub fn detach(self) -> String {
+        self.lease.driver.forget(self.lease.ticket.id);
+        self.id().to_owned()
+    }
+}
+
+impl Sealed for PoolLease {}
+
+impl Declared for PoolLease {
+    fn spec(&self) -> Option<Arc<dyn LeaseSpec>> {
+        Some(self.lease.ticket.spec.clone())
+    }
+}
+
+impl Guard for PoolLease {
+    fn name(&self) -> &str {
+        self.name()
+    }
+
+    fn id(&self) -> String {
+        self.id().to_owned()
+    }
+
+    fn fence(&self) -> Option<Fence> {
+        None
+    }
+
+    fn valid_until(&self) -> Option<Instant> {
+        self.valid_until()
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        self.check()
+    }
+
+    fn lost(&self) -> Lost {
+        self.lost()
+    }
+
+    async fn release(self) -> Result<bool, Error> {
+        self.release().await
+    }
 }
 
 impl fmt::Debug for PoolLease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PoolLease")
-            .field("pool", &self.pool())
-            .field("instance_id", &self.instance_id())
+            .field("name", &self.name())
+            .field("id", &self.id())
             .finish_non_exhaustive()
     }
 }

@@ -312,7 +312,7 @@ impl Simulation<'_> {
             let Some(core) = process.cores[thing].as_mut() else { continue };
             let commands = match urgency {
                 Urgency::Ordinary => core.take(room, declared, now),
-                Urgency::Renewals => core.take_renewals(room),
+                Urgency::Renewals => core.take_renewals(room, now),
             };
             room = room.saturating_sub(commands.len());
             let more = if line == 0 { core.has_commands() } else { core.has_renewals() };

@@ -7,7 +7,7 @@ use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
 use super::BoxError;
-use super::limit::HeldPermit;
+use super::limit::HeldGuard;
 
 pin_project! {
     /// The body of a limited response. It holds the permit until it has ended or is dropped, and fails with
@@ -18,14 +18,14 @@ pin_project! {
         #[pin]
         body: B,
         // Boxed, because a body without a permit is moved around, too.
-        held: Option<Box<HeldPermit>>,
+        held: Option<Box<HeldGuard>>,
         // Whether the body has ended because its permit was lost.
         lost: bool,
     }
 }
 
 impl<B> LimitedBody<B> {
-    pub(super) fn new(body: B, held: Option<HeldPermit>) -> Self {
+    pub(super) fn new(body: B, held: Option<HeldGuard>) -> Self {
         Self { body, held: held.map(Box::new), lost: false }
     }
 }

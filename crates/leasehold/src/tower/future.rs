@@ -8,7 +8,7 @@ use http::Response;
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
-use super::limit::{HeldPermit, Limit};
+use super::limit::{HeldGuard, Limit};
 use super::{LimitedBody, Refuse};
 use crate::Error;
 
@@ -34,7 +34,7 @@ pin_project! {
     enum State<S, Request, F> {
         Acquiring { limit: Result<Limit, Error>, call: Option<(S, Request)> },
         // The order of the fields matters: the work is dropped before its permit is released.
-        Running { #[pin] future: F, held: Option<HeldPermit> },
+        Running { #[pin] future: F, held: Option<HeldGuard> },
         Done,
     }
 }
@@ -99,7 +99,7 @@ where
     }
 }
 
-fn wrap<B>(response: Response<B>, held: Option<HeldPermit>) -> Response<LimitedBody<B>> {
+fn wrap<B>(response: Response<B>, held: Option<HeldGuard>) -> Response<LimitedBody<B>> {
     response.map(|body| LimitedBody::new(body, held))
 }
 

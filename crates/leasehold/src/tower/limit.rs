@@ -5,28 +5,31 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use crate::{Acquire, Error, Lock, LockGuard, Lost, Permit, Primitive, Semaphore, TryAcquire};
+use crate::{
+    Acquire, AcquireLease, AcquireLock, Error, Guard, Lock, Lost, Primitive, Semaphore, TryAcquire,
+};
 
-/// The permit or lock that a request acquires before it runs. See [`LimitLayer::new`](super::LimitLayer::new) for an
+/// The permit, lock or lease that a request acquires before it runs. See [`LimitLayer::new`](super::LimitLayer::new) for an
 /// example.
 ///
 /// | made from | the request |
 /// |---|---|
 /// | [`Acquire`], [`Semaphore`] | waits for a permit, in the order of arrival |
 /// | [`TryAcquire`] | is refused at once with [`Error::TimedOut`] if no permit is free |
-/// | [`Lock`] | waits for the lock, in no particular order |
+/// | [`AcquireLock`], [`Lock`] | waits for the lock, in no particular order |
+/// | [`AcquireLease`] | waits for a lease of a pool, in no particular order |
 /// | [`Limit::none`] | is not limited |
 ///
 /// A rate is a semaphore: see [`Client::rate`](crate::Client::rate). Set a time limit, such as [`Acquire::within`],
-/// because clients do not wait forever. Build a lock with [`auto_extend`](crate::LockBuilder::auto_extend): otherwise a
-/// request that takes longer than the lease loses its lock.
+/// because clients do not wait forever.
 pub struct Limit(Acquiring);
 
 enum Acquiring {
     Nothing,
     Permit(Acquire),
     Try(TryAcquire),
-    Lock(Pin<Box<dyn Future<Output = Result<LockGuard, Error>> + Send>>),
+    Lock(AcquireLock),
+    Lease(AcquireLease),
 }
 
 impl Limit {
@@ -36,21 +39,17 @@ impl Limit {
         Self(Acquiring::Nothing)
     }
 
-    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<HeldPermit>, Error>> {
-        let guard = match &mut self.0 {
-            Acquiring::Nothing => return Poll::Ready(Ok(None)),
-            Acquiring::Permit(acquire) => Guard::Permit(ready!(Pin::new(acquire).poll(cx))?),
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<HeldGuard>, Error>> {
+        match &mut self.0 {
+            Acquiring::Nothing => Poll::Ready(Ok(None)),
+            Acquiring::Permit(acquire) => Pin::new(acquire).poll(cx).map_ok(HeldGuard::new),
             Acquiring::Try(acquire) => match ready!(Pin::new(&mut *acquire).poll(cx))? {
-                Some(permit) => Guard::Permit(permit),
-                None => return Poll::Ready(Err(full(acquire.0.name()))),
+                Some(permit) => Poll::Ready(Ok(HeldGuard::new(permit))),
+                None => Poll::Ready(Err(full(acquire.0.name()))),
             },
-            Acquiring::Lock(acquire) => Guard::Lock(ready!(acquire.as_mut().poll(cx))?),
-        };
-        let lost = match &guard {
-            Guard::Permit(permit) => permit.lost(),
-            Guard::Lock(guard) => guard.lost(),
-        };
-        Poll::Ready(Ok(Some(HeldPermit { lost, _guard: guard })))
+            Acquiring::Lock(acquire) => Pin::new(acquire).poll(cx).map_ok(HeldGuard::new),
+            Acquiring::Lease(acquire) => Pin::new(acquire).poll(cx).map_ok(HeldGuard::new),
+        }
     }
 }
 
@@ -79,7 +78,19 @@ impl From<Semaphore> for Limit {
 
 impl From<Lock> for Limit {
     fn from(lock: Lock) -> Self {
-        Self(Acquiring::Lock(Box::pin(async move { lock.acquire().await })))
+        lock.acquire().into()
+    }
+}
+
+impl From<AcquireLock> for Limit {
+    fn from(acquire: AcquireLock) -> Self {
+        Self(Acquiring::Lock(acquire))
+    }
+}
+
+impl From<AcquireLease> for Limit {
+    fn from(acquire: AcquireLease) -> Self {
+        Self(Acquiring::Lease(acquire))
     }
 }
 
@@ -91,26 +102,26 @@ impl fmt::Debug for Limit {
                 Acquiring::Permit(_) => "permit",
                 Acquiring::Try(_) => "permit, without waiting",
                 Acquiring::Lock(_) => "lock",
+                Acquiring::Lease(_) => "lease",
             })
             .finish()
     }
 }
 
-/// A permit or a lock that a request holds. Dropping it releases it in the background.
+/// The guard that a request holds. Dropping it releases it in the background.
 #[derive(Debug)]
-pub(super) struct HeldPermit {
+pub(super) struct HeldGuard {
     lost: Lost,
-    _guard: Guard,
+    _guard: Box<dyn Guard>,
 }
 
-#[derive(Debug)]
-enum Guard {
-    Permit(Permit),
-    Lock(LockGuard),
-}
+impl HeldGuard {
+    #[allow(clippy::unnecessary_wraps)] // the output of `Limit::poll`
+    fn new(guard: impl Guard + 'static) -> Option<Self> {
+        Some(Self { lost: guard.lost(), _guard: Box::new(guard) })
+    }
 
-impl HeldPermit {
-    /// Resolves with an error if the permit or lock was lost.
+    /// Resolves with an error if the permit, lock or lease was lost.
     pub(super) fn poll_lost(&mut self, cx: &mut Context<'_>) -> Poll<Error> {
         self.lost.poll_error(cx)
     }

@@ -2,7 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::RenewStatus;
 use testkit::by_hand::ByHand;
 use testkit::local_store::LocalStore;
 use testkit::proxy::FaultProxy;
@@ -25,11 +24,11 @@ async fn a_release_of_an_instance_goes_on_if_it_is_dropped() {
     let client = connect(&server.url()).await;
     let pool = client.pool("p", 1).build().unwrap();
     for _ in 0..5 {
-        deadline(pool.acquire("a")).await.unwrap();
+        let _id = deadline(pool.acquire("a")).await.unwrap().detach();
         let mut release = ByHand::new(pool.release("a"));
         let _ = release.poll();
         drop(release);
-        eventually(async || pool.renew("a").await.unwrap().status == RenewStatus::NotHeld).await;
+        eventually(async || !pool.extend("a").await.unwrap()).await;
     }
 }
 

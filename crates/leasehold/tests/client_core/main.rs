@@ -72,13 +72,12 @@ fn within<F: Future>(limit: Duration, future: F) -> impl Future<Output = F::Outp
 
 /// Retries only after minutes, so that a waiter that gets a lock or a lease earlier was notified.
 fn only_when_notified() -> Retry {
-    let retry = Retry::default().delay(MINUTES).max_delay(MINUTES).times(1000);
-    retry.jitter(Jitter::None).within(2 * MINUTES)
+    Retry::default().delay(MINUTES).max_delay(MINUTES).jitter(Jitter::None)
 }
 
 /// Retries at least twice a second, for minutes.
 fn persistent() -> Retry {
-    Retry::default().times(10_000).max_delay(Duration::from_millis(500)).within(MINUTES)
+    Retry::default().max_delay(Duration::from_millis(500))
 }
 
 /// An acquire in the queue, in its own task.

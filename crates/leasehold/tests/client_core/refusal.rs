@@ -22,7 +22,7 @@ async fn is_refused_after(harm: impl FnOnce(&LocalStore)) {
     let (client, other) = (open(&store).await, open(&store).await);
     let held = acquire(&one(&other)).await;
     let lock = |client: &leasehold::Client| {
-        client.lock(NAME).ttl(MINUTES).retry(super::persistent()).build().unwrap()
+        client.lock(NAME).lease(MINUTES).retry(super::persistent()).build().unwrap()
     };
     let guard = deadline(lock(&other).acquire()).await.unwrap();
     let waiter = Waiter::join(&one(&client)).await;
@@ -77,7 +77,7 @@ async fn waiters_are_refused_when_their_redis_user_is_deleted() {
     let client = connect(&server.url_with("app", "secret")).await;
     let other = connect(&server.url()).await;
     let lock = |client: &leasehold::Client| {
-        client.lock(NAME).ttl(MINUTES).retry(only_when_notified()).build().unwrap()
+        client.lock(NAME).lease(MINUTES).retry(only_when_notified()).build().unwrap()
     };
     let (held, guard) = (acquire(&one(&other)).await, lock(&other).acquire().await.unwrap());
     let waiter = Waiter::join(&one(&client)).await;

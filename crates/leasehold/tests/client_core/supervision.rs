@@ -72,7 +72,7 @@ async fn panic_once(client: &Client, other: &Client, granted: bool) {
 /// Checks that `client`, whose wakers panic, still works. `other` shares its store.
 async fn survives_panicking_wakers(client: &Client, other: &Client, granted: bool) {
     const HEARTBEAT: Duration = Duration::from_secs(2);
-    let renewed_permit = client.semaphore("kept", 1).heartbeat_max_interval(HEARTBEAT);
+    let renewed_permit = client.semaphore("kept", 1).lease(HEARTBEAT);
     let renewed_permit = acquire(&renewed_permit.build().unwrap()).await;
     // More panics than the number of batches that one name has in flight.
     for _ in 0..3 {
@@ -268,7 +268,7 @@ async fn without_threads(arguments: &[&str]) {
     let handle = client.clone();
     say_outcome("lock", async move { handle.lock(NAME).build()?.acquire().await }).await;
     let handle = client.clone();
-    say_outcome("lease", async move { handle.pool(NAME, 1).build()?.lease("a").await }).await;
+    say_outcome("lease", async move { handle.pool(NAME, 1).build()?.acquire("a").await }).await;
     let handle = client.clone();
     say_outcome("statistics", async move { handle.stats().await }).await;
     say_outcome("close", async move { client.close().await }).await;

@@ -160,7 +160,7 @@ fn a_waker_may_release_the_permit_whose_loss_it_awaits_when_that_is_dropped() {
 #[test]
 fn a_waker_may_release_the_lock_whose_loss_it_awaits() {
     on_memory_and_redis(|client| {
-        let lock = client.lock(super::NAME).ttl(MINUTES).build().unwrap();
+        let lock = client.lock(super::NAME).lease(MINUTES).build().unwrap();
         for replaced in [true, false] {
             let guard = block_on(lock.acquire()).unwrap();
             let mut lost = Box::pin(guard.lost());

@@ -6,6 +6,7 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use leasehold::compat::sync_guard::Backend;
 use leasehold::{Client, Error};
 use rusqlite::Connection;
 use testkit::child::{self, Child};

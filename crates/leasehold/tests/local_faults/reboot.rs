@@ -16,8 +16,8 @@ async fn after_a_start_of_the_machine_everybody_is_gone() {
     let _waiter = Waiter::join(&one(&before)).await;
     let locks = before.locks();
     let held = deadline(locks.acquire("key", Duration::from_secs(60))).await.unwrap().unwrap();
-    let pool = before.pool("pool", 1).ttl(Duration::from_secs(60)).build().unwrap();
-    deadline(pool.acquire("instance")).await.unwrap();
+    let pool = before.pool("pool", 1).lease(Duration::from_secs(60)).build().unwrap();
+    let _id = deadline(pool.acquire("instance")).await.unwrap().detach();
 
     look(&store).execute("UPDATE meta SET boot = 'another start'", []).unwrap();
     let after = open(&store).await;
@@ -31,8 +31,7 @@ async fn after_a_start_of_the_machine_everybody_is_gone() {
     assert!(!deadline(after.locks().is_locked("key")).await.unwrap());
     let next = deadline(after.locks().acquire("key", Duration::from_secs(60))).await.unwrap();
     assert!(next.unwrap().fence > held.fence);
-    let pool = after.pool("pool", 1).ttl(Duration::from_secs(60)).build().unwrap();
-    assert_eq!(deadline(pool.count()).await.unwrap().current_count, 0);
+    assert_eq!(deadline(after.pools().lookup("pool")).await.unwrap(), None);
 
     // Without a restart, every holder stays.
     let permit = acquire(&one(&after)).await;

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use leasehold::Error;
+use leasehold::compat::lua_pool::LuaPool;
 use leasehold::metrics as names;
-use leasehold::{Error, RenewStatus, Retry};
 use testkit::wait::{deadline, eventually};
 
 use super::{NAME, Recorded, SHORT, Store};
@@ -15,8 +16,8 @@ async fn every_outcome_is_counted() {
         let client = store.client().await;
         let semaphore = recorded.declare(|| client.semaphore(NAME, 1).build().unwrap());
         let lock = recorded.declare(|| client.lock(NAME).build().unwrap());
-        let impatient = Retry::default().within(Duration::from_millis(20));
-        let pool = recorded.declare(|| client.pool(NAME, 1).retry(impatient).build().unwrap());
+        let impatient = Duration::from_millis(20);
+        let pool = recorded.declare(|| client.pool(NAME, 1).within(impatient).build().unwrap());
 
         let permit = deadline(semaphore.acquire()).await.unwrap();
         assert!(deadline(semaphore.try_acquire()).await.unwrap().is_none());
@@ -25,12 +26,12 @@ async fn every_outcome_is_counted() {
         deadline(semaphore.acquire().weight(2)).await.expect_err("the weight is refused");
         let guard = deadline(lock.try_acquire()).await.unwrap().unwrap();
         assert!(deadline(lock.try_acquire()).await.unwrap().is_none());
-        let lease = deadline(pool.try_lease("one")).await.unwrap().unwrap();
-        assert!(deadline(pool.try_lease("two")).await.unwrap().is_none());
-        deadline(pool.lease("two")).await.expect_err("the pool is full");
+        let lease = deadline(pool.try_acquire("one")).await.unwrap().unwrap();
+        assert!(deadline(pool.try_acquire("two")).await.unwrap().is_none());
+        deadline(pool.acquire("two")).await.expect_err("the pool is full");
         // Calls without a guard are counted, but do not change the gauges.
-        deadline(pool.acquire("two")).await.unwrap();
-        assert_eq!(deadline(pool.renew("two")).await.unwrap().status, RenewStatus::NotHeld);
+        deadline(LuaPool::new(pool.clone()).acquire("two")).await.unwrap();
+        assert!(!deadline(pool.extend("two")).await.unwrap());
         assert_eq!(recorded.gauges("pool"), (1, 0));
         deadline(client.close()).await.unwrap();
         deadline(semaphore.acquire()).await.expect_err("the client is closed");
@@ -118,7 +119,7 @@ async fn a_name_is_a_label_only_if_it_is_asked_for() {
             deadline(deadline(lock.acquire()).await.unwrap().release()).await.unwrap();
         }
         for pool in [&pools.0, &pools.1] {
-            deadline(deadline(pool.lease("i")).await.unwrap().release()).await.unwrap();
+            deadline(deadline(pool.acquire("i")).await.unwrap().release()).await.unwrap();
         }
         for kind in ["semaphore", "lock", "pool"] {
             let labels = [("kind", kind), ("outcome", "acquired"), ("name", "named")];

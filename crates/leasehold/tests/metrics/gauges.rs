@@ -1,10 +1,10 @@
 //! `leasehold_held` and `leasehold_waiting` are exact, however an acquire or a hold ends.
 
-use leasehold::{Client, LossReason, Retry, Semaphore};
+use leasehold::{Client, LossReason, Semaphore};
 use testkit::by_hand::ByHand;
 use testkit::wait::{deadline, eventually};
 
-use super::{MINUTES, NAME, Recorded, SHORT, Store};
+use super::{NAME, Recorded, SHORT, Store};
 
 const KIND: &str = "semaphore";
 
@@ -183,9 +183,8 @@ async fn locks_and_leases_are_counted_as_permits_are() {
     for store in Store::all() {
         let recorded = Recorded::new();
         let client = store.client().await;
-        let retry = Retry::default().times(10_000).within(MINUTES);
-        let lock = recorded.declare(|| client.lock(NAME).retry(retry).build().unwrap());
-        let pool = recorded.declare(|| client.pool(NAME, 1).retry(retry).build().unwrap());
+        let lock = recorded.declare(|| client.lock(NAME).build().unwrap());
+        let pool = recorded.declare(|| client.pool(NAME, 1).build().unwrap());
 
         let guard = deadline(lock.acquire()).await.unwrap();
         let mut waiting = ByHand::new(lock.acquire());
@@ -198,14 +197,14 @@ async fn locks_and_leases_are_counted_as_permits_are() {
         let _held = deadline(lock.acquire()).await.unwrap().detach();
         assert_eq!(recorded.gauges("lock"), (0, 0), "{}", store.label());
 
-        let lease = deadline(pool.lease("one")).await.unwrap();
-        let mut waiting = ByHand::new(pool.lease("two"));
+        let lease = deadline(pool.acquire("one")).await.unwrap();
+        let mut waiting = ByHand::new(pool.acquire("two"));
         assert!(waiting.poll().is_none());
         assert_eq!(recorded.gauges("pool"), (1, 1), "{}", store.label());
         drop(waiting);
         deadline(lease.release()).await.unwrap();
         assert_eq!(recorded.gauges("pool"), (0, 0), "{}", store.label());
-        let lease = deadline(pool.lease("three")).await.unwrap();
+        let lease = deadline(pool.acquire("three")).await.unwrap();
         deadline(client.close()).await.unwrap();
         assert_eq!(recorded.gauges("pool"), (0, 0), "{}", store.label());
         assert_eq!(recorded.lost("pool", "closed"), 1);
@@ -220,13 +219,12 @@ async fn a_lock_whose_ttl_ends_is_lost_once_and_not_held_any_more() {
     for store in Store::all() {
         let recorded = Recorded::new();
         let client = store.client().await;
-        let lock = recorded.declare(|| client.lock(NAME).ttl(SHORT).build().unwrap());
+        let lock =
+            recorded.declare(|| client.lock(NAME).lease(SHORT).ttl(SHORT * 2).build().unwrap());
         let guard = deadline(lock.acquire()).await.unwrap();
         assert_eq!(recorded.gauges("lock"), (1, 0), "{}", store.label());
-        // The extension postpones the end.
-        deadline(guard.extend(SHORT * 2)).await.unwrap();
         recorded.come_to("lock", 0, 0).await;
-        assert_eq!(recorded.lost("lock", "lease_ended"), 1, "{}", store.label());
+        assert_eq!(recorded.lost("lock", "ttl_ended"), 1, "{}", store.label());
         assert!(guard.check().is_err(), "{}: the lock is still valid", store.label());
         drop(guard);
         assert_eq!((recorded.losses("lock"), recorded.gauges("lock")), (1, (0, 0)));

@@ -18,8 +18,6 @@ mod recorders;
 mod traffic;
 
 const NAME: &str = "x";
-/// Longer than any test may take.
-const MINUTES: Duration = Duration::from_secs(300);
 /// A TTL or a lease that a test waits for.
 const SHORT: Duration = Duration::from_millis(400);
 

@@ -64,7 +64,7 @@ async fn everything(store: &Store, recorder: &Calls, share: impl FnOnce(&Semapho
     let (semaphore, lock, pool) = metrics::with_local_recorder(recorder, || {
         (
             client.semaphore(NAME, 1).lease(SHORT).build().unwrap(),
-            client.lock(NAME).ttl(SHORT).auto_extend().build().unwrap(),
+            client.lock(NAME).lease(SHORT).build().unwrap(),
             client.pool(NAME, 1).build().unwrap(),
         )
     });
@@ -72,9 +72,9 @@ async fn everything(store: &Store, recorder: &Calls, share: impl FnOnce(&Semapho
     let permit = deadline(semaphore.acquire()).await.unwrap();
     let waiting = tokio::spawn(semaphore.acquire());
     let guard = deadline(lock.acquire()).await.unwrap();
-    let lease = deadline(pool.lease("i")).await.unwrap();
+    let lease = deadline(pool.acquire("i")).await.unwrap();
     let begun = Instant::now();
-    eventually(async || guard.valid_until() > begun + 2 * SHORT).await;
+    eventually(async || guard.valid_until() > Some(begun + 2 * SHORT)).await;
     permit.check().unwrap();
     guard.check().unwrap();
     lease.check().unwrap();

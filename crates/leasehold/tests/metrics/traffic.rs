@@ -38,7 +38,7 @@ async fn renewals_are_counted_with_their_latency() {
     let store = Store::redis();
     let (recorded, client) = (Recorded::new(), store.client().await);
     let semaphore = recorded.declare(|| client.semaphore(NAME, 1).lease(SHORT).build().unwrap());
-    let lock = recorded.declare(|| client.lock(NAME).ttl(SHORT).auto_extend().build().unwrap());
+    let lock = recorded.declare(|| client.lock(NAME).lease(SHORT).build().unwrap());
     let guards =
         (deadline(semaphore.acquire()).await.unwrap(), deadline(lock.acquire()).await.unwrap());
     for kind in ["semaphore", "lock"] {

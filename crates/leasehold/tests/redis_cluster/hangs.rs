@@ -20,7 +20,7 @@ async fn a_slot_on_its_way_to_a_node_that_hangs_holds_up_no_other_name() {
     let key = lock_on(&cluster, 0);
     let slot = slot_of(&format!("{{{key}}}"));
     let lease = Duration::from_secs(4);
-    let lock = client.lock(&key).lease(lease).auto_extend().build().unwrap();
+    let lock = client.lock(&key).lease(lease).build().unwrap();
     let guard = deadline(lock.acquire()).await.unwrap();
     let beside = client.semaphore(&name_on(&cluster, 0, "beside"), 1).lease(lease).build().unwrap();
     let permit = acquire(&beside).await;

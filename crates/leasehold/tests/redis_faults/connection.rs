@@ -156,7 +156,7 @@ async fn a_half_open_connection_is_replaced_once() {
     let mut held = Vec::new();
     for number in 0..12 {
         let name = format!("{NAME} {number}");
-        let semaphore = client.semaphore(&name, 1).heartbeat_max_interval(lease).build().unwrap();
+        let semaphore = client.semaphore(&name, 1).lease(lease).build().unwrap();
         held.push(acquire(&semaphore).await);
     }
 
@@ -264,7 +264,7 @@ async fn a_holder_that_was_cut_off_did_not_reach_the_end_of_its_ttl() {
     let proxy = FaultProxy::start(server.port());
     let client = connect(&proxy.url()).await;
     let semaphore = client.semaphore(NAME, 1).ttl(Duration::from_secs(3600));
-    let semaphore = semaphore.heartbeat_max_interval(LEASE).build().unwrap();
+    let semaphore = semaphore.lease(LEASE).build().unwrap();
     let held = acquire(&semaphore).await;
     proxy.refuse(true);
     proxy.cut();

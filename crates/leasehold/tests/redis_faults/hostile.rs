@@ -117,7 +117,7 @@ async fn a_server_that_sends_without_end_neither_stops_timers_nor_takes_memory()
 async fn survives(server: Arc<RedisServer>, name: String, first: &str, endless: &[u8]) {
     let hostile = Hostile::start(server.port());
     let client = builder(&hostile.url()).open().await.unwrap();
-    let semaphore = client.semaphore(&name, 1).heartbeat_max_interval(LEASE).build().unwrap();
+    let semaphore = client.semaphore(&name, 1).lease(LEASE).build().unwrap();
     let permit = acquire(&semaphore).await;
     hostile.flood(first, endless);
     let began = Instant::now();

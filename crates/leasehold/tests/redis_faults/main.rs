@@ -48,7 +48,7 @@ fn one(client: &Client) -> Semaphore {
 
 /// The semaphore of the test, with one permit.
 fn one_beating(client: &Client, heartbeat: Duration) -> Semaphore {
-    client.semaphore(NAME, 1).heartbeat_max_interval(heartbeat).build().unwrap()
+    client.semaphore(NAME, 1).lease(heartbeat).build().unwrap()
 }
 
 async fn acquire(semaphore: &Semaphore) -> Permit {

@@ -23,7 +23,7 @@ async fn start() -> (Server, FaultProxy, Client, Client) {
 }
 
 fn extending(client: &Client) -> leasehold::Lock {
-    client.lock(KEY).ttl(LEASE).auto_extend().build().unwrap()
+    client.lock(KEY).lease(LEASE).build().unwrap()
 }
 
 #[tokio::test]
@@ -106,7 +106,7 @@ async fn a_release_that_fails_is_told_to_the_hook_and_the_answer_stays() {
     let errors = Arc::new(Mutex::new(Vec::new()));
     let list = errors.clone();
     let hook = move |error: &Error| list.lock().unwrap().push(error.clone());
-    let lock = client.lock(KEY).ttl(MINUTES).on_release_error(hook).build().unwrap();
+    let lock = client.lock(KEY).lease(MINUTES).on_release_error(hook).build().unwrap();
     let answer = lock.with(async |_| {
         proxy.refuse(true);
         proxy.cut();
@@ -130,7 +130,7 @@ async fn a_close_that_cannot_reach_the_server_tells_every_holder() {
     let client = deadline(short.open()).await.unwrap();
     let mut guards = Vec::new();
     for key in ["a", "b", "c"] {
-        guards.push(acquire(&client.lock(key).ttl(MINUTES).build().unwrap()).await);
+        guards.push(acquire(&client.lock(key).lease(MINUTES).build().unwrap()).await);
     }
     proxy.refuse(true);
     proxy.cut();
@@ -149,7 +149,7 @@ async fn a_close_that_is_dropped_goes_on() {
     let (server, _proxy, client, _) = start().await;
     let mut guards = Vec::new();
     for key in ["a", "b", "c"] {
-        guards.push(acquire(&client.lock(key).ttl(MINUTES).build().unwrap()).await);
+        guards.push(acquire(&client.lock(key).lease(MINUTES).build().unwrap()).await);
     }
     let mut closing = testkit::by_hand::ByHand::new(client.close());
     let _ = closing.poll();
@@ -194,13 +194,14 @@ async fn a_call_that_is_dropped_does_not_cost_the_connection() {
         let limit = Duration::from_millis(10);
         let _ = tokio::time::timeout(limit, lock.acquire()).await;
         let _ = tokio::time::timeout(limit, lock.try_acquire()).await;
-        let _ = tokio::time::timeout(limit, pool.lease("a")).await;
-        let _ = tokio::time::timeout(limit, pool.try_lease("a")).await;
+        let _ = tokio::time::timeout(limit, pool.acquire("a")).await;
+        let _ = tokio::time::timeout(limit, pool.try_acquire("a")).await;
         let _ = tokio::time::timeout(limit, client.locks().acquire(KEY, MINUTES)).await;
     }
     proxy.heal();
     testkit::wait::eventually(async || !client.locks().is_locked(KEY).await.unwrap()).await;
-    testkit::wait::eventually(async || pool.count().await.unwrap().current_count == 0).await;
+    let calls = leasehold::compat::lua_pool::LuaPool::new(pool);
+    testkit::wait::eventually(async || calls.count().await.unwrap().current_count == 0).await;
     assert_eq!(proxy.traffic().accepted, before);
 }
 

@@ -26,7 +26,7 @@ async fn each_operation_is_one_round_trip() {
         sent("is_locked", before + 3);
         deadline(locks.lookup(KEY)).await.unwrap().unwrap();
         sent("lookup", before + 4);
-        deadline(locks.lookup_id(&guard.id())).await.unwrap().unwrap();
+        deadline(locks.lookup(&guard.id())).await.unwrap().unwrap();
         sent("lookup_id", before + 5);
         assert!(release(guard).await);
         sent("release", before + 6);

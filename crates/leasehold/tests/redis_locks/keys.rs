@@ -13,7 +13,7 @@ const FENCE: &str = "syncguard:fence:invoice:42";
 async fn a_lock_is_two_keys_that_end_together_and_a_counter_that_stays() {
     let server = Server::start();
     let client = connect(&server.url()).await;
-    let labelled = client.lock(KEY).ttl(MINUTES).label("nightly").build().unwrap();
+    let labelled = client.lock(KEY).lease(MINUTES).label("nightly").build().unwrap();
     let guard = acquire(&labelled).await;
     let index = format!("syncguard:id:{}", guard.id());
     let main = "syncguard:invoice:42";
@@ -105,19 +105,19 @@ async fn keys_that_are_cut_down_are_locks_like_any_other() {
     let keys = ["k".repeat(512), format!("{}l", "k".repeat(511)), "k".repeat(496)];
     let mut held = Vec::new();
     for key in &keys {
-        let lock = here.lock(key).ttl(MINUTES).retry(only_when_told()).build().unwrap();
+        let lock = here.lock(key).lease(MINUTES).retry(only_when_told()).build().unwrap();
         let guard = acquire(&lock).await;
         assert_eq!(guard.fence().get(), 1, "each key has its own counter");
         assert!(deadline(there.locks().is_locked(key)).await.unwrap());
-        let raw = deadline(there.locks().lookup_id_raw(&guard.id())).await.unwrap().unwrap();
+        let raw = deadline(there.locks().lookup(&guard.id())).await.unwrap().unwrap();
         assert_eq!((&raw.key, raw.lock_id), (key, guard.id()));
-        assert_eq!(deadline(there.locks().lookup_raw(key)).await.unwrap(), Some(raw));
+        assert_eq!(deadline(there.locks().lookup(key)).await.unwrap(), Some(raw));
         deadline(guard.extend(MINUTES)).await.unwrap();
         held.push((lock, guard));
     }
     assert!(server.keys().iter().all(|key| key.len() <= 1000), "{:?}", server.keys());
     for (key, (_, guard)) in keys.iter().zip(held) {
-        let other = there.lock(key).ttl(MINUTES).retry(only_when_told()).build().unwrap();
+        let other = there.lock(key).lease(MINUTES).retry(only_when_told()).build().unwrap();
         let waiter = Waiter::begin(&other);
         let sets = || server.ask::<Vec<String>>(&["KEYS", "adv-sem:lock_waiting:*"]);
         testkit::wait::eventually(async || !sets().is_empty()).await;

@@ -62,7 +62,7 @@ async fn a_lock_whose_reply_was_lost_is_granted_once() {
 async fn a_lock_outlives_the_replies_to_its_extensions() {
     let (_server, proxy, client, other) = start().await;
     let ttl = Duration::from_secs(2);
-    let guard = acquire(&client.lock(KEY).ttl(ttl).auto_extend().build().unwrap()).await;
+    let guard = acquire(&client.lock(KEY).lease(ttl).build().unwrap()).await;
     for lost in 1..=4 {
         proxy.lose_reply_to(SCRIPT);
         proxy.until(|traffic| traffic.lost == lost).await;
@@ -80,8 +80,7 @@ async fn an_acquire_that_is_given_up_while_its_outcome_is_unknown_leaves_nothing
     for waits in [true, false] {
         proxy.refuse(true);
         proxy.lose_reply_to(SCRIPT);
-        let retry = leasehold::Retry::default().within(limit);
-        let lock = impatient.lock(KEY).ttl(MINUTES).retry(retry).build().unwrap();
+        let lock = impatient.lock(KEY).lease(MINUTES).within(limit).build().unwrap();
         let error = if waits {
             deadline(lock.acquire()).await.unwrap_err()
         } else {

@@ -40,12 +40,11 @@ async fn connect(url: &str) -> Client {
 
 /// Retries only after minutes. So a waiter acquires when it is notified of a release, or when the holder's lease ends.
 fn only_when_told() -> Retry {
-    let retry = Retry::default().delay(MINUTES).max_delay(MINUTES);
-    retry.jitter(Jitter::None).within(2 * MINUTES)
+    Retry::default().delay(MINUTES).max_delay(MINUTES).jitter(Jitter::None)
 }
 
 fn lock(client: &Client, ttl: Duration) -> Lock {
-    client.lock(KEY).ttl(ttl).retry(only_when_told()).build().unwrap()
+    client.lock(KEY).lease(ttl).retry(only_when_told()).build().unwrap()
 }
 
 async fn acquire(lock: &Lock) -> LockGuard {
@@ -69,7 +68,7 @@ impl Waiter {
     /// Starts an acquire, and returns when the server has recorded that this client waits.
     async fn join(server: &Server, client: &Client, lock: &Lock) -> Self {
         let waiter = Self::begin(lock);
-        let waiting = format!("adv-sem:lock_waiting:syncguard:{}", lock.key());
+        let waiting = format!("adv-sem:lock_waiting:syncguard:{}", lock.name());
         let id = client.id().to_string();
         eventually(async || server.ask::<bool>(&["SISMEMBER", &waiting, &id])).await;
         waiter

@@ -1,6 +1,7 @@
 //! Foreign values under the storage keys of locks.
 
 use leasehold::Error;
+use leasehold::compat::sync_guard::Backend;
 
 use super::{
     Client, Duration, KEY, MINUTES, Server, Waiter, acquire, connect, deadline, lock, release,
@@ -27,7 +28,7 @@ async fn by_id(client: &Client, id: &str) -> [Error; 3] {
     [
         deadline(locks.release(&id)).await.unwrap_err(),
         deadline(locks.extend(&id, MINUTES)).await.unwrap_err(),
-        deadline(locks.lookup_id(&id)).await.unwrap_err(),
+        deadline(locks.lookup(&id)).await.unwrap_err(),
     ]
 }
 
@@ -139,8 +140,8 @@ async fn a_holder_that_cannot_be_ours_is_unknown() {
         let found = found.unwrap_or_else(|error| panic!("{about}: {error}")).expect("it is held");
         let shown = (found.host.as_deref(), found.pid, found.label.as_deref());
         assert_eq!(shown, expected, "{about}");
-        let listed = deadline(locks.list_raw(10)).await.unwrap();
-        assert_eq!(listed.iter().map(|one| &one.info).collect::<Vec<_>>(), [&found], "{about}");
+        let listed = deadline(locks.list(10)).await.unwrap();
+        assert_eq!(listed, [found], "{about}");
         assert!(try_acquire(&client).await.is_none(), "{about}");
     }
 }
@@ -153,8 +154,8 @@ async fn something_in_the_place_of_the_waiting_is_left_alone() {
     server.set(WAITING, "theirs");
     let held = acquire(&lock(&client, MINUTES)).await;
     let delay = Duration::from_millis(20);
-    let retry = leasehold::Retry::default().delay(delay).max_delay(delay).times(100_000);
-    let asking = other.lock(KEY).retry(retry.within(MINUTES)).build().unwrap();
+    let retry = leasehold::Retry::default().delay(delay).max_delay(delay);
+    let asking = other.lock(KEY).retry(retry).build().unwrap();
     let waiters = [Waiter::begin(&asking), Waiter::begin(&asking)];
     let before = server.command_count("evalsha");
     testkit::wait::eventually(async || server.command_count("evalsha") > before + 4).await;

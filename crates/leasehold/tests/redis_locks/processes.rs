@@ -16,7 +16,7 @@ pub(crate) fn play(part: &str, arguments: &[&str]) {
     runtime.block_on(async {
         let _told = child::lines_from_test();
         let client = connect(arguments[0]).await;
-        let guard = acquire(&client.lock(KEY).ttl(LEASE).auto_extend().build().unwrap()).await;
+        let guard = acquire(&client.lock(KEY).lease(LEASE).build().unwrap()).await;
         child::say(&guard.fence().to_string());
         pending::<()>().await;
     });

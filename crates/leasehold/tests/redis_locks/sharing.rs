@@ -2,7 +2,7 @@
 //!
 //! Theirs is [`testkit::seed003`], which is written from the document alone and shares none of our code.
 
-use leasehold::LockLayout;
+use leasehold::compat::sync_guard::LockLayout;
 use testkit::seed003::{LockData, Seed003, TTL_MS};
 
 use super::{Client, KEY, MINUTES, Server, Waiter, acquire, connect, deadline, lock, release};
@@ -45,7 +45,7 @@ async fn each_excludes_the_other_and_fences_go_on() {
 async fn they_find_extend_and_release_ours_by_its_id() {
     const LABEL: &str = "\"é\" / 夜";
     let (_server, ours, theirs) = both().await;
-    let guard = acquire(&ours.lock(KEY).ttl(MINUTES).label(LABEL).build().unwrap()).await;
+    let guard = acquire(&ours.lock(KEY).lease(MINUTES).label(LABEL).build().unwrap()).await;
     let id = guard.id().to_string();
     let expected = LockData {
         lock_id: id.clone(),
@@ -57,7 +57,7 @@ async fn they_find_extend_and_release_ours_by_its_id() {
     assert_eq!(theirs.lookup_by_key(KEY).await.unwrap(), Some(expected.clone()));
     assert_eq!(theirs.lookup_by_id(&id).await.unwrap(), Some(expected));
     assert_eq!(theirs.extend(&id, 900_000).await.unwrap(), 1);
-    let info = deadline(ours.locks().lookup_id(&guard.id())).await.unwrap().unwrap();
+    let info = deadline(ours.locks().lookup(&guard.id())).await.unwrap().unwrap();
     assert!(info.expires_at > guard.expires_at() + MINUTES);
     assert_eq!(info.fence, guard.fence());
     // They do not know the members that describe the holder, and keep them.
@@ -73,20 +73,17 @@ async fn we_find_extend_and_release_theirs_by_its_id() {
     let (_server, ours, theirs) = both().await;
     let held = theirs.acquire(KEY, TTL_MS).await.unwrap().unwrap();
     let (locks, id) = (ours.locks(), held.lock_id.parse().unwrap());
-    let raw = deadline(locks.lookup_id_raw(&id)).await.unwrap().unwrap();
-    assert_eq!(deadline(locks.lookup_raw(KEY)).await.unwrap().as_ref(), Some(&raw));
+    let raw = deadline(locks.lookup(&id)).await.unwrap().unwrap();
+    assert_eq!(deadline(locks.lookup(KEY)).await.unwrap().as_ref(), Some(&raw));
     assert_eq!((raw.key.as_str(), raw.lock_id), (KEY, id));
-    assert_eq!(raw.info.fence.to_string(), held.fence);
-    assert_eq!(millis(raw.info.expires_at), held.expires_at_ms);
-    assert_eq!((&raw.info.host, raw.info.pid, &raw.info.label), (&None, None, &None));
+    assert_eq!(raw.fence.to_string(), held.fence);
+    assert_eq!(millis(raw.expires_at), held.expires_at_ms);
+    assert_eq!((&raw.host, raw.pid, &raw.label), (&None, None, &None));
 
     assert!(deadline(locks.extend(&id, MINUTES)).await.unwrap());
     let extended = theirs.lookup_by_id(&held.lock_id).await.unwrap().unwrap();
     assert!(extended.expires_at_ms > held.expires_at_ms + 60_000);
-    assert_eq!(
-        (extended.fence, extended.acquired_at_ms),
-        (held.fence, millis(raw.info.acquired_at))
-    );
+    assert_eq!((extended.fence, extended.acquired_at_ms), (held.fence, millis(raw.acquired_at)));
     assert!(deadline(locks.owns(&id)).await.unwrap());
     assert!(deadline(locks.release(&id)).await.unwrap());
     assert_eq!(theirs.release(&held.lock_id).await.unwrap(), -1);
@@ -99,8 +96,8 @@ async fn we_wait_for_theirs() {
     let (server, ours, theirs) = both().await;
     let held = theirs.acquire(KEY, TTL_MS).await.unwrap().unwrap();
     let delay = Duration::from_millis(20);
-    let retry = leasehold::Retry::default().delay(delay).max_delay(delay).times(100_000);
-    let asking = ours.lock(KEY).retry(retry.within(MINUTES)).build().unwrap();
+    let retry = leasehold::Retry::default().delay(delay).max_delay(delay);
+    let asking = ours.lock(KEY).retry(retry).build().unwrap();
     let waiter = Waiter::join(&server, &ours, &asking).await;
     assert_eq!(theirs.release(&held.lock_id).await.unwrap(), 1);
     assert!(release(waiter.granted().await.1).await);
@@ -150,11 +147,11 @@ async fn with_version_2_each_excludes_the_other_and_fences_go_on() {
         assert_eq!(held.fence.parse::<u64>().unwrap(), last + 2);
         assert!(try_acquire(&ours).await.is_none());
         let id: leasehold::LockId = held.lock_id.parse().unwrap();
-        let info = deadline(ours.locks().lookup_id(&id)).await.unwrap().expect("we find theirs");
+        let info = deadline(ours.locks().lookup(&id)).await.unwrap().expect("we find theirs");
         assert_eq!(info.fence.get(), last + 2);
         assert_eq!(info.fence.to_string(), held.fence);
-        let listed = deadline(ours.locks().list_raw(10)).await.unwrap();
-        assert_eq!(listed[0].info.fence.to_string(), held.fence);
+        let listed = deadline(ours.locks().list(10)).await.unwrap();
+        assert_eq!(listed[0].fence.to_string(), held.fence);
         assert!(deadline(ours.locks().extend(&id, MINUTES)).await.unwrap());
         assert!(deadline(ours.locks().release(&id)).await.unwrap());
         last += 2;

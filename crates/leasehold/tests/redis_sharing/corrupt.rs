@@ -58,7 +58,7 @@ async fn text_that_is_not_utf_8_is_left_out_or_shown_as_well_as_can_be() {
     }
     let stats = deadline(both.ours.stats().waiters()).await.unwrap();
     assert_eq!((stats.len(), stats[0].held, stats[0].waiting), (1, 2, 1));
-    assert!(deadline(both.ours.locks().list_raw(10)).await.unwrap().is_empty());
+    assert!(deadline(both.ours.locks().list(10)).await.unwrap().is_empty());
 }
 
 #[tokio::test]
@@ -122,7 +122,7 @@ async fn a_lock_that_ends_at_no_time_is_named() {
         let lock = both.ours.lock("k").build().unwrap();
         let error = foreign(deadline(lock.try_acquire()).await);
         assert!(error.contains("syncguard:k"), "{ends}: {error}");
-        assert!(deadline(both.ours.locks().list_raw(10)).await.unwrap().is_empty(), "{ends}");
+        assert!(deadline(both.ours.locks().list(10)).await.unwrap().is_empty(), "{ends}");
     }
 }
 

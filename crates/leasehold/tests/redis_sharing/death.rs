@@ -121,7 +121,7 @@ async fn a_dead_waiter_of_ours_is_swept_by_them() {
 async fn a_holder_of_ours_that_they_removed_is_told() {
     let both = Both::start().await;
     let heartbeat = Duration::from_secs(3);
-    let semaphore = both.ours.semaphore(NAME, 1).heartbeat_max_interval(heartbeat).build().unwrap();
+    let semaphore = both.ours.semaphore(NAME, 1).lease(heartbeat).build().unwrap();
     let permit = semaphore.acquire().await.unwrap();
     both.theirs.release(NAME, &permit.id().to_string()).await.unwrap();
     assert_eq!(deadline(permit.lost()).await, leasehold::LossReason::Missing);

@@ -17,7 +17,7 @@ use crate::both::{Both, HEARTBEAT, NAME, key};
 const SHARED: [&str; 3] = ["main", "waiting", "waiting_heartbeat"];
 
 fn with_heartbeat(both: &Both, heartbeat: Duration) -> Semaphore {
-    both.ours.semaphore(NAME, 1).heartbeat_max_interval(heartbeat).build().unwrap()
+    both.ours.semaphore(NAME, 1).lease(heartbeat).build().unwrap()
 }
 
 /// One of their waiters with a short TTL queues, renews and leaves.
@@ -110,7 +110,7 @@ async fn a_waiter_whose_sign_of_life_ended_by_their_ttl_keeps_its_place() {
 async fn a_ttl_of_ours_ends_though_theirs_made_redis_forget_it() {
     let both = Both::start().await;
     let (heartbeat, ttl) = (Duration::from_secs(3), Duration::from_secs(5));
-    let builder = both.ours.semaphore(NAME, 2).ttl(ttl).heartbeat_max_interval(heartbeat);
+    let builder = both.ours.semaphore(NAME, 2).ttl(ttl).lease(heartbeat);
     let permit = builder.build().unwrap().acquire().await.unwrap();
     let holder = permit.id().to_string();
     let ends = both.score("ttl", &holder).unwrap();

@@ -167,7 +167,7 @@ pub async fn a_close_waits_for_what_was_dropped(store: &impl Store) {
     let (key, pool) = (unique("dropped lock"), unique("dropped lease"));
     let lock = client.lock(&key).build().unwrap();
     let (guard, lease) = (lock.acquire(), client.pool(&pool, 1).build().unwrap());
-    let (guard, lease) = (deadline(guard).await.unwrap(), deadline(lease.lease("a")).await);
+    let (guard, lease) = (deadline(guard).await.unwrap(), deadline(lease.acquire("a")).await);
     let permit = acquire(&declare(&client, &key, 1)).await;
     drop((guard, lease.unwrap(), permit));
     close(&client).await;
@@ -182,7 +182,7 @@ pub async fn acquires_during_a_close_leave_nothing_held(store: &impl Store) {
     let (lock, pool) = (client.lock(&key).build(), client.pool(&name, 1).build());
     let (lock, pool) = (lock.unwrap(), pool.unwrap());
     let guard = tokio::spawn(async move { lock.try_acquire().await });
-    let lease = tokio::spawn(async move { pool.try_lease("a").await });
+    let lease = tokio::spawn(async move { pool.try_acquire("a").await });
     yield_now().await;
     close(&client).await;
     if let Ok(Some(guard)) = deadline(guard).await.unwrap() {

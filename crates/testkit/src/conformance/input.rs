@@ -95,18 +95,18 @@ pub async fn numbers_that_cannot_be_are_refused(store: &impl Store) {
     };
     assert_refused(client.semaphore(&name, 0).build(), "capacity", &["it is 0", "minimum is 1"]);
     assert_refused(with(|b| b.ttl(Duration::ZERO)), "ttl", &["0s", "longer than zero"]);
-    let zero = with(|b| b.max_acquire_time(Duration::ZERO));
-    assert_refused(zero, "max_acquire_time", &["0s", "longer than zero"]);
-    let zero = with(|b| b.heartbeat_max_interval(Duration::ZERO));
+    let zero = with(|b| b.within(Duration::ZERO));
+    assert_refused(zero, "within", &["0s", "longer than zero"]);
+    let zero = with(|b| b.lease(Duration::ZERO));
     assert_refused(zero, "lease", &["0ns", "300ms"]);
-    let short = with(|b| b.heartbeat_max_interval(Duration::from_millis(299)));
+    let short = with(|b| b.lease(Duration::from_millis(299)));
     assert_refused(short, "lease", &["299ms", "300ms"]);
 
     // Refused values leave nothing behind, and the limits themselves are accepted.
-    let semaphore = with(|b| b.heartbeat_max_interval(Duration::from_millis(300))).unwrap();
+    let semaphore = with(|b| b.lease(Duration::from_millis(300))).unwrap();
     assert_eq!(semaphore.capacity(), 1);
     all_are_free(&semaphore).await;
-    let longest = with(|b| b.ttl(Duration::MAX).max_acquire_time(Duration::MAX)).unwrap();
+    let longest = with(|b| b.ttl(Duration::MAX).within(Duration::MAX)).unwrap();
     drop(acquire(&longest).await);
     all_are_free(&longest).await;
 }

@@ -100,7 +100,7 @@ pub async fn a_permit_knows_until_when_it_is_valid(store: &impl Store) {
 pub async fn a_holder_and_a_waiter_outlive_their_heartbeats(store: &impl Store) {
     let (client, name) = (store.client().await, unique("heartbeats"));
     let heartbeat = Duration::from_millis(900);
-    let semaphore = client.semaphore(&name, 1).heartbeat_max_interval(heartbeat).build().unwrap();
+    let semaphore = client.semaphore(&name, 1).lease(heartbeat).build().unwrap();
     let held = acquire(&semaphore).await;
     let patient = Waiter::join(&semaphore).await;
 
@@ -117,7 +117,7 @@ pub async fn renewals_do_not_extend_a_ttl(store: &impl Store) {
     let (client, name) = (store.client().await, unique("renewed"));
     // Long enough that a machine that pauses for half a second loses no renewal.
     let (heartbeat, ttl) = (Duration::from_millis(900), Duration::from_millis(2500));
-    let builder = client.semaphore(&name, 1).heartbeat_max_interval(heartbeat).ttl(ttl);
+    let builder = client.semaphore(&name, 1).lease(heartbeat).ttl(ttl);
     let semaphore = builder.build().unwrap();
     let begun = Instant::now();
     let permit = acquire(&semaphore).await;

@@ -17,22 +17,22 @@ pub async fn locks_that_are_held_are_listed(store: &impl Store) {
     }
     assert!(deadline(guards.pop().unwrap().release()).await.unwrap());
     let locks = store.client().await.locks();
-    let listed = deadline(locks.list_raw(1000)).await.unwrap();
+    let listed = deadline(locks.list(1000)).await.unwrap();
     let ours: Vec<_> = listed.iter().filter(|lock| lock.key.starts_with("listed")).collect();
     assert_eq!([&ours[0].key, &ours[1].key], [&names[1], &names[0]], "by key: {ours:?}");
     assert_eq!(ours.len(), 2);
-    let expected = deadline(locks.lookup_raw(&names[0])).await.unwrap().unwrap();
+    let expected = deadline(locks.lookup(&names[0])).await.unwrap().unwrap();
     assert_eq!(*ours[1], expected);
-    assert_eq!(deadline(locks.list_raw(1)).await.unwrap().len(), 1);
+    assert_eq!(deadline(locks.list(1)).await.unwrap().len(), 1);
 }
 
 pub async fn pools_that_have_members_are_listed(store: &impl Store) {
     let client = store.client().await;
     let names = [unique("listed b"), unique("listed a"), unique("listed c")];
     for name in &names {
-        let pool = client.pool(name, 2).ttl(Duration::from_secs(60)).build().unwrap();
+        let pool = client.pool(name, 2).lease(Duration::from_secs(60)).build().unwrap();
         for instance in ["first", "second"] {
-            deadline(pool.acquire(instance)).await.unwrap();
+            let _id = deadline(pool.acquire(instance)).await.unwrap().detach();
         }
     }
     let last = client.pool(&names[2], 2).build().unwrap();

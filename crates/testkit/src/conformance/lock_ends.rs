@@ -44,7 +44,7 @@ pub async fn work_stops_when_the_ttl_ends(store: &impl Store) {
     let (lock, stray) = (lock_of(&client, &key, SHORT), AtomicBool::new(false));
     let work = lock.with(async |guard| endless(guard, &stray).await);
     let error = deadline(work).await.unwrap_err();
-    assert!(matches!(error, Error::Lost { reason: LossReason::LeaseEnded, .. }), "{error}");
+    assert!(matches!(error, Error::Lost { reason: LossReason::TtlEnded, .. }), "{error}");
     assert!(!stray.into_inner(), "the work was polled after its lock was lost");
     is_free(&client, &key).await;
 }
@@ -52,11 +52,11 @@ pub async fn work_stops_when_the_ttl_ends(store: &impl Store) {
 pub async fn work_stops_when_its_lock_is_released_by_id(store: &impl Store) {
     let (client, other) = (store.client().await, store.client().await);
     let (key, stray) = (unique("work and release"), AtomicBool::new(false));
-    let lock = declare(&client, &key).ttl(SHORT).auto_extend().build().unwrap();
+    let lock = declare(&client, &key).lease(SHORT).build().unwrap();
     let work = lock.with(async |guard| endless(guard, &stray).await);
     let take_away = async {
         eventually(async || is_locked(&other, &key).await).await;
-        let raw = deadline(other.locks().lookup_raw(&key)).await.unwrap().unwrap();
+        let raw = deadline(other.locks().lookup(&key)).await.unwrap().unwrap();
         assert!(deadline(other.locks().release(&raw.lock_id)).await.unwrap());
     };
     let (result, ()) = deadline(async { tokio::join!(work, take_away) }).await;
@@ -144,7 +144,7 @@ pub async fn a_close_notifies_holders(store: &impl Store) {
     let plain = acquire(&lock(&client, &keys[0])).await;
     let asked_before = acquire(&lock(&client, &keys[1])).await;
     let lost = tokio::spawn(asked_before.lost());
-    let extended = declare(&client, &keys[2]).ttl(SHORT).auto_extend().build().unwrap();
+    let extended = declare(&client, &keys[2]).lease(SHORT).build().unwrap();
     let extended = acquire(&extended).await;
     deadline(client.close()).await.unwrap();
     assert_eq!(deadline(lost).await.unwrap(), LossReason::Closed);
@@ -153,7 +153,7 @@ pub async fn a_close_notifies_holders(store: &impl Store) {
         assert!(matches!(error, Error::Lost { reason: LossReason::Closed, .. }), "{error}");
         assert_eq!(deadline(guard.lost()).await, LossReason::Closed);
         // Without waiting: the close has released the locks in the store.
-        assert!(!is_locked(&client, guard.key()).await);
+        assert!(!is_locked(&client, guard.name()).await);
         assert!(!release(guard).await);
     }
 }

@@ -3,10 +3,10 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use leasehold::compat::sync_guard;
+use leasehold::compat::sync_guard::{self, Backend, TimeAuthority};
 use leasehold::{
     Client, Error, Event, Jitter, LockId, LockInfo, Locks, Observer, Operation, Outcome, Primitive,
-    Retry, TimeAuthority,
+    Retry,
 };
 
 use super::locks::{MINUTES, acquire, is_free, is_locked, lock, lock_of, release};
@@ -56,7 +56,7 @@ pub async fn a_lookup_shows_secrets_only_on_request(store: &impl Store) {
     let held = deadline(client.locks().acquire(&key, MINUTES)).await.unwrap().unwrap();
 
     let by_key = deadline(locks.lookup(&key)).await.unwrap().unwrap();
-    let by_id = deadline(locks.lookup_id(&held.id)).await.unwrap().unwrap();
+    let by_id = deadline(locks.lookup(&held.id)).await.unwrap().unwrap();
     assert_eq!(by_key, by_id);
     assert!(is_a_hash(&by_key.key_hash) && is_a_hash(&by_key.lock_id_hash), "{by_key:?}");
     assert_ne!(by_key.key_hash, by_key.lock_id_hash);
@@ -65,9 +65,8 @@ pub async fn a_lookup_shows_secrets_only_on_request(store: &impl Store) {
     assert_eq!((by_key.fence, by_key.expires_at), (held.fence, held.expires_at));
     assert_eq!(by_key.expires_at.duration_since(by_key.acquired_at).unwrap(), MINUTES);
 
-    let raw = deadline(locks.lookup_raw(&key)).await.unwrap().unwrap();
-    assert_eq!(Some(&raw), deadline(locks.lookup_id_raw(&held.id)).await.unwrap().as_ref());
-    assert_eq!((&raw.key, raw.lock_id, &raw.info), (&key, held.id, &by_key));
+    let raw = by_key.clone();
+    assert_eq!((&raw.key, raw.lock_id, &raw), (&key, held.id, &by_key));
 
     // An extension changes neither the time of the acquisition nor the fence.
     assert!(deadline(client.locks().extend(&held.id, SHORT * 100)).await.unwrap());
@@ -79,13 +78,13 @@ pub async fn a_lookup_shows_secrets_only_on_request(store: &impl Store) {
     );
     assert!(deadline(client.locks().release(&held.id)).await.unwrap());
     assert_eq!(deadline(locks.lookup(&key)).await.unwrap(), None);
-    assert_eq!(deadline(locks.lookup_id(&held.id)).await.unwrap(), None);
+    assert_eq!(deadline(locks.lookup(&held.id)).await.unwrap(), None);
     let guard = acquire(&lock(&client, &key)).await;
     let next = deadline(locks.lookup(&key)).await.unwrap().unwrap();
     assert_eq!(next.key_hash, by_key.key_hash);
     assert_ne!(next.lock_id_hash, by_key.lock_id_hash);
     assert_eq!(
-        deadline(locks.lookup_id(&held.id)).await.unwrap(),
+        deadline(locks.lookup(&held.id)).await.unwrap(),
         None,
         "another lock id holds the key"
     );
@@ -97,18 +96,18 @@ pub async fn a_lookup_names_the_holder(store: &impl Store) {
     let (client, other, key) = (store.client().await, store.client().await, unique("holder"));
     // Not only ASCII, and with the characters that JSON and SQL escape.
     let label = "nightly \"backup\", 'é' \\ / 夜";
-    let labelled = client.lock(&key).label(label).ttl(MINUTES).build().unwrap();
+    let labelled = client.lock(&key).label(label).lease(MINUTES).build().unwrap();
     let guard = acquire(&labelled).await;
     let expected = (Some(host()), Some(std::process::id()), Some(label.to_owned()));
     let locks = other.locks();
     let of = |info: LockInfo| (info.host, info.pid, info.label);
     let by_key = async || of(deadline(locks.lookup(&key)).await.unwrap().unwrap());
     assert_eq!(by_key().await, expected);
-    let by_id = deadline(locks.lookup_id(&guard.id())).await.unwrap().unwrap();
+    let by_id = deadline(locks.lookup(&guard.id())).await.unwrap().unwrap();
     assert_eq!(of(by_id), expected);
-    let listed = deadline(locks.list_raw(1000)).await.unwrap();
+    let listed = deadline(locks.list(1000)).await.unwrap();
     let listed = listed.into_iter().find(|one| one.key == key).unwrap();
-    assert_eq!(of(listed.info), expected);
+    assert_eq!(of(listed), expected);
     // An extension changes only the expiry, be it by the guard or by a client that knows the id.
     deadline(guard.extend(MINUTES * 2)).await.unwrap();
     assert!(deadline(locks.extend(&guard.id(), MINUTES)).await.unwrap());
@@ -125,7 +124,7 @@ pub async fn a_lookup_names_the_holder(store: &impl Store) {
     let guard = acquire(&lock_of(&client, &key, MINUTES)).await;
     assert_eq!(by_key().await, plain);
     assert!(release(guard).await);
-    let short = client.lock(&key).label(label).ttl(SHORT).build().unwrap();
+    let short = client.lock(&key).label(label).lease(SHORT).build().unwrap();
     let held = acquire(&short).await.detach();
     is_free(&client, &key).await;
     let held = deadline(client.locks().acquire_as(&held.id, &key, MINUTES)).await.unwrap().unwrap();
@@ -183,7 +182,7 @@ pub async fn an_observer_receives_every_call_by_key_and_by_id(store: &impl Store
     deadline(locks.extend(&held.id, MINUTES)).await.unwrap();
     deadline(locks.is_locked(&key)).await.unwrap();
     deadline(locks.lookup(&key)).await.unwrap();
-    deadline(locks.lookup_id(&held.id)).await.unwrap();
+    deadline(locks.lookup(&held.id)).await.unwrap();
     deadline(locks.release(&held.id)).await.unwrap();
     deadline(locks.release(&held.id)).await.unwrap();
     deadline(locks.extend(&held.id, MINUTES)).await.unwrap();
@@ -221,8 +220,7 @@ pub async fn an_observer_receives_secrets_only_on_request(store: &impl Store) {
         let (locks, events) = observed(&client, raw);
         let held = deadline(locks.acquire(&key, MINUTES)).await.unwrap().unwrap();
         let id = held.id.to_string();
-        let retry = Retry::default().within(Duration::from_millis(1));
-        let waiting = locks.lock(&key).retry(retry).build().unwrap();
+        let waiting = locks.lock(&key).within(Duration::from_millis(1)).build().unwrap();
         deadline(waiting.acquire()).await.unwrap_err();
         deadline(locks.release(&held.id)).await.unwrap();
         let reported = events.lock().unwrap();
@@ -241,7 +239,7 @@ pub async fn a_panic_of_an_observer_has_no_effect(store: &impl Store) {
     let (client, key) = (store.client().await, unique("panics"));
     let observer = Observer::new(|_| std::panic::resume_unwind(Box::new("on purpose")));
     let locks = client.locks().observer(observer);
-    let lock = locks.lock(&key).ttl(SHORT).auto_extend().build().unwrap();
+    let lock = locks.lock(&key).lease(SHORT).build().unwrap();
     let guard = acquire(&lock).await;
     super::locks::outlast(&client, SHORT * 2).await;
     guard.check().unwrap();
@@ -280,7 +278,7 @@ pub async fn keys_that_cannot_be_are_refused(store: &impl Store) {
         assert_refused(deadline(locks.acquire(key, SHORT)).await, "key", words);
         assert_refused(deadline(locks.is_locked(key)).await, "key", words);
         assert_refused(deadline(locks.lookup(key)).await, "key", words);
-        assert_refused(deadline(locks.lookup_raw(key)).await, "key", words);
+        assert_refused(deadline(locks.lookup(key)).await, "key", words);
     }
     // These only resemble reserved keys, and a key of the maximum length is accepted.
     let longest = format!("{:x<512}", unique("longest"));
@@ -300,10 +298,11 @@ pub async fn times_that_cannot_be_are_refused(store: &impl Store) {
         (Duration::from_millis(10_000_000_000_001), &["the limit is 10000000000s"]),
         (Duration::MAX, &[]),
     ] {
-        assert_refused(client.lock(&key).ttl(ttl).build(), "lease", words);
-        assert_refused(deadline(locks.acquire(&key, ttl)).await, "ttl", words);
-        assert_refused(deadline(locks.extend(&guard.id(), ttl)).await, "ttl", words);
-        assert_refused(deadline(guard.extend(ttl)).await, "ttl", words);
+        assert_refused(client.lock(&key).lease(ttl).build(), "lease", words);
+        assert_refused(client.lock(&key).ttl(ttl).build(), "ttl", words);
+        assert_refused(deadline(locks.acquire(&key, ttl)).await, "lease", words);
+        assert_refused(deadline(locks.extend(&guard.id(), ttl)).await, "lease", words);
+        assert_refused(deadline(guard.extend(ttl)).await, "lease", words);
     }
     guard.check().unwrap();
     let longest = lock_of(&client, &unique("longest"), Duration::from_secs(10_000_000_000));
@@ -329,7 +328,7 @@ pub async fn lock_ids_that_cannot_be_are_refused(store: &impl Store) {
     assert!(!deadline(locks.release(&id)).await.unwrap());
     assert!(!deadline(locks.extend(&id, SHORT)).await.unwrap());
     assert!(!deadline(locks.owns(&id)).await.unwrap());
-    assert_eq!(deadline(locks.lookup_id(&id)).await.unwrap(), None);
+    assert_eq!(deadline(locks.lookup(&id)).await.unwrap(), None);
 }
 
 pub async fn retries_that_cannot_be_are_refused(store: &impl Store) {
@@ -338,14 +337,17 @@ pub async fn retries_that_cannot_be_are_refused(store: &impl Store) {
     let retry = Retry::default();
     assert_refused(with(retry.delay(Duration::ZERO)), "retry delay", &["longer than zero"]);
     assert_refused(with(retry.max_delay(Duration::ZERO)), "retry max_delay", &["longer than zero"]);
-    assert_refused(with(retry.within(Duration::ZERO)), "retry within", &["longer than zero"]);
+    let within = |limit| client.lock(&key).within(limit);
+    assert_refused(within(Duration::ZERO).build(), "within", &["longer than zero"]);
+    let limited = lock(&client, &key).acquire().within(Duration::ZERO);
+    assert_refused(deadline(limited).await, "within", &["longer than zero"]);
     for multiplier in [0.0, 0.99, -1.0, f64::NAN, f64::INFINITY] {
         assert_refused(with(retry.multiplier(multiplier)), "retry multiplier", &["at least 1"]);
     }
     // The longest delays that can be expressed: a waiter is still notified of a release.
-    let endless = retry.delay(Duration::MAX).max_delay(Duration::MAX).within(Duration::MAX);
-    let endless = endless.multiplier(f64::MAX).times(u32::MAX).jitter(Jitter::None);
-    let lock_with = client.lock(&key).retry(endless).build().unwrap();
+    let endless = retry.delay(Duration::MAX).max_delay(Duration::MAX);
+    let endless = endless.multiplier(f64::MAX).jitter(Jitter::None);
+    let lock_with = client.lock(&key).retry(endless).within(Duration::MAX).build().unwrap();
     let held = acquire(&lock(&client, &key)).await;
     let mut waiting = Box::pin(async move { lock_with.acquire().await });
     assert!(poll_once(waiting.as_mut()).await.is_none());

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use leasehold::compat::sync_guard::Settings;
 use leasehold::{Error, Jitter, Retry};
 
 use super::locks::{
@@ -84,8 +85,7 @@ pub async fn a_wait_goes_on_while_the_holder_extends(store: &impl Store) {
 pub async fn a_lock_that_stays_locked_is_an_error(store: &impl Store) {
     let (client, key) = (store.client().await, unique("in vain"));
     let held = acquire(&lock(&client, &key)).await;
-    let limited = only_when_told().within(SHORT);
-    let waiting = client.lock(&key).retry(limited).build().unwrap();
+    let waiting = client.lock(&key).retry(only_when_told()).within(SHORT).build().unwrap();
     let begun = Instant::now();
     let error = deadline(waiting.acquire()).await.unwrap_err();
     assert!(begun.elapsed() >= SHORT, "{:?}", begun.elapsed());
@@ -100,9 +100,9 @@ pub async fn a_lock_is_retried_as_often_as_the_policy_allows(store: &impl Store)
     let (client, key) = (store.client().await, unique("retries"));
     let held = acquire(&lock(&client, &key)).await;
     let delay = Duration::from_millis(10);
-    let retry = Retry::default().delay(delay).multiplier(10.0).jitter(Jitter::None).within(MINUTES);
+    let retry = Retry::default().delay(delay).multiplier(10.0).jitter(Jitter::None);
     for (times, whole) in [(0, 0), (1, 10), (2, 10 + 100)] {
-        let waiting = client.lock(&key).retry(retry.times(times)).build().unwrap();
+        let waiting = client.lock(&key).max_retries(times, retry).build().unwrap();
         let (begun, whole) = (Instant::now(), Duration::from_millis(whole));
         let error = deadline(waiting.acquire()).await.unwrap_err();
         let took = begun.elapsed();

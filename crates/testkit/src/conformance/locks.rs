@@ -1,9 +1,7 @@
 //! Locks: one holder, identified by its fence, until it releases the lock or its TTL ends.
 
-use std::future::poll_fn;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
-use std::task::Poll;
 use std::time::{Duration, Instant, SystemTime};
 
 use leasehold::{Client, Error, Jitter, Lock, LockBuilder, LockGuard, LossReason, Retry};
@@ -19,8 +17,7 @@ pub(super) const MINUTES: Duration = Duration::from_secs(300);
 /// Asks again only after minutes. So a waiter acquires when it is notified of a release, or when
 /// the holder's lease ends.
 pub(super) fn only_when_told() -> Retry {
-    let retry = Retry::default().delay(MINUTES).max_delay(MINUTES);
-    retry.jitter(Jitter::None).within(2 * MINUTES)
+    Retry::default().delay(MINUTES).max_delay(MINUTES).jitter(Jitter::None)
 }
 
 pub(super) fn declare(client: &Client, key: &str) -> LockBuilder {
@@ -58,7 +55,7 @@ pub(super) async fn is_free(client: &Client, key: &str) {
     .await;
 }
 
-/// Waits for longer than `time`: until another lock with that TTL is lost.
+/// Waits until another lock with this TTL is lost.
 pub(super) async fn outlast(client: &Client, time: Duration) {
     let canary = lock_of(client, &unique("canary"), time);
     let guard = acquire(&canary).await;
@@ -66,7 +63,7 @@ pub(super) async fn outlast(client: &Client, time: Duration) {
 }
 
 pub(super) fn lock_of(client: &Client, key: &str, ttl: Duration) -> Lock {
-    declare(client, key).ttl(ttl).build().unwrap()
+    declare(client, key).lease(ttl).ttl(ttl).build().unwrap()
 }
 
 /// An acquire that found the lock held, and waits in its own task, with the time when it was granted.
@@ -106,7 +103,7 @@ impl Waiter {
 pub async fn a_lock_has_one_holder(store: &impl Store) {
     let (here, there, key) = (store.client().await, store.client().await, unique("one"));
     let guard = acquire(&lock(&here, &key)).await;
-    assert_eq!(guard.key(), key);
+    assert_eq!(guard.name(), key);
     for client in [&here, &there] {
         assert!(try_acquire(&lock(client, &key)).await.is_none());
         assert!(deadline(client.locks().acquire(&key, SHORT)).await.unwrap().is_none());
@@ -123,7 +120,7 @@ pub async fn equal_keys_are_one_lock(store: &impl Store) {
     let (client, suffix) = (store.client().await, unique("nfc"));
     let composed = lock(&client, &format!("caf\u{e9} {suffix}"));
     let decomposed = lock(&client, &format!("cafe\u{301} {suffix}"));
-    assert_eq!(composed.key(), decomposed.key());
+    assert_eq!(composed.name(), decomposed.name());
     let guard = acquire(&composed).await;
     assert!(try_acquire(&decomposed).await.is_none());
     let waiter = Waiter::join(&client, &format!("cafe\u{301} {suffix}")).await;
@@ -222,7 +219,7 @@ pub async fn the_next_extension_reports_a_released_id(store: &impl Store) {
     assert_eq!(deadline(plain.lost()).await, LossReason::Missing);
     plain.check().unwrap_err();
 
-    let extended = acquire(&declare(&client, &key).ttl(SHORT).auto_extend().build().unwrap()).await;
+    let extended = acquire(&declare(&client, &key).lease(SHORT).build().unwrap()).await;
     assert!(deadline(other.locks().release(&extended.id())).await.unwrap());
     assert_eq!(deadline(extended.lost()).await, LossReason::Missing);
     extended.check().unwrap_err();
@@ -252,26 +249,18 @@ pub async fn a_dropped_lock_is_free_again(store: &impl Store) {
 
 pub async fn an_extension_replaces_what_was_left(store: &impl Store) {
     let (client, other, key) = (store.client().await, store.client().await, unique("extended"));
-    let guard = acquire(&lock_of(&client, &key, SHORT)).await;
+    let guard = acquire(&declare(&client, &key).lease(SHORT).build().unwrap()).await;
     let before = guard.expires_at();
     deadline(guard.extend(MINUTES)).await.unwrap();
     assert!(guard.expires_at() > before + MINUTES / 2);
-    outlast(&client, SHORT + Duration::from_millis(100)).await;
     guard.check().unwrap();
-    assert!(try_acquire(&lock(&other, &key)).await.is_none());
 
-    // An extension may shorten the time left, and notifies a waiting `lost` accordingly.
-    let lost = tokio::spawn(guard.lost());
-    outlast(&client, Duration::from_millis(50)).await;
-    let begun = Instant::now();
-    deadline(guard.extend(Duration::from_millis(100))).await.unwrap();
-    assert!(guard.expires_at() < before + MINUTES / 2);
-    assert_eq!(deadline(lost).await.unwrap(), LossReason::LeaseEnded);
-    assert!(begun.elapsed() < Duration::from_millis(800), "notified after {:?}", begun.elapsed());
-    guard.check().unwrap_err();
+    // Without its guard, an extension may also shorten the time left.
+    let held = guard.detach();
+    outlast(&client, SHORT + Duration::from_millis(100)).await;
+    assert!(try_acquire(&lock(&other, &key)).await.is_none());
+    assert!(deadline(client.locks().extend(&held.id, Duration::from_millis(100))).await.unwrap());
     is_free(&other, &key).await;
-    let error = deadline(guard.extend(MINUTES)).await.unwrap_err();
-    assert!(matches!(error, Error::Lost { reason: LossReason::LeaseEnded, .. }), "{error}");
 }
 
 pub async fn a_lock_ends_with_its_ttl(store: &impl Store) {
@@ -284,11 +273,11 @@ pub async fn a_lock_ends_with_its_ttl(store: &impl Store) {
     let (at, next) = waiter.granted().await;
     // The next holder gets the lock only after the previous one considers it lost.
     let error = guard.check().unwrap_err();
-    assert!(matches!(error, Error::Lost { reason: LossReason::LeaseEnded, .. }), "{error}");
-    assert_eq!(error.to_string(), format!("the lock {key:?} was lost: its lease ended"));
+    assert!(matches!(error, Error::Lost { reason: LossReason::TtlEnded, .. }), "{error}");
+    assert_eq!(error.to_string(), format!("the lock {key:?} was lost: its TTL ended"));
     assert!(at - begun + Duration::from_millis(150) >= SHORT, "granted after {:?}", at - begun);
-    assert_eq!(deadline(lost).await.unwrap(), LossReason::LeaseEnded);
-    assert_eq!(deadline(guard.lost()).await, LossReason::LeaseEnded);
+    assert_eq!(deadline(lost).await.unwrap(), LossReason::TtlEnded);
+    assert_eq!(deadline(guard.lost()).await, LossReason::TtlEnded);
     assert!(next.fence() > guard.fence());
     assert!(!release(guard).await);
     next.check().unwrap();
@@ -301,14 +290,14 @@ pub async fn an_unwatched_guard_notices_its_end(store: &impl Store) {
     let guard = acquire(&lock_of(&client, &key, Duration::from_millis(100))).await;
     eventually(async || guard.check().is_err()).await;
     let error = guard.check().unwrap_err();
-    assert!(matches!(error, Error::Lost { reason: LossReason::LeaseEnded, .. }), "{error}");
+    assert!(matches!(error, Error::Lost { reason: LossReason::TtlEnded, .. }), "{error}");
     assert!(!release(guard).await);
     is_free(&client, &key).await;
 }
 
-pub async fn a_lock_that_extends_itself_outlives_its_ttl(store: &impl Store) {
+pub async fn a_renewed_lock_outlives_its_lease(store: &impl Store) {
     let (client, other, key) = (store.client().await, store.client().await, unique("automatic"));
-    let guard = acquire(&declare(&client, &key).ttl(SHORT).auto_extend().build().unwrap()).await;
+    let guard = acquire(&declare(&client, &key).lease(SHORT).build().unwrap()).await;
     let (id, first_end) = (guard.id(), guard.expires_at());
     outlast(&other, SHORT * 4).await;
     guard.check().unwrap();
@@ -324,49 +313,14 @@ pub async fn a_lock_that_extends_itself_outlives_its_ttl(store: &impl Store) {
     assert!(!deadline(other.locks().owns(&id)).await.unwrap());
 }
 
-/// Even late, and while a task already waits on `lost`.
-pub async fn a_guard_may_begin_to_extend_itself_later(store: &impl Store) {
-    let (client, key) = (store.client().await, unique("later"));
-    let ttl = Duration::from_secs(1);
-    let guard = acquire(&lock_of(&client, &key, ttl)).await;
-    let mut lost = tokio::spawn(guard.lost());
-    outlast(&client, ttl / 2).await;
-    guard.check().unwrap();
-    guard.auto_extend();
-    let outlasting = outlast(&client, ttl * 2);
-    tokio::select! {
-        reason = &mut lost => panic!("lost, because {}", reason.unwrap()),
-        () = outlasting => {}
-    }
-    guard.check().unwrap();
-    // A manual extension does not stop the automatic ones, even if it shortens the time left.
-    deadline(guard.extend(Duration::from_millis(300))).await.unwrap();
-    outlast(&client, ttl).await;
-    guard.check().unwrap();
-    assert!(release(guard).await);
-    assert_eq!(deadline(lost).await.unwrap(), LossReason::Released);
-}
-
-/// The reply may never arrive although the store has shortened the lease.
-pub async fn an_earlier_end_is_believed_before_it_is_answered(store: &impl Store) {
-    let (client, key) = (store.client().await, unique("earlier end"));
-    let guard = acquire(&declare(&client, &key).ttl(MINUTES).build().unwrap()).await;
-    let mut extension = Box::pin(guard.extend(SHORT));
-    let _ = poll_fn(|cx| Poll::Ready(extension.as_mut().poll(cx))).await;
-    assert!(guard.valid_until() <= Instant::now() + SHORT);
-    drop(extension);
-    assert!(guard.valid_until() <= Instant::now() + SHORT);
-    deadline(guard.release()).await.unwrap();
-}
-
 /// A lock of a short lease is renewed in the background, and then extended by its holder.
 pub async fn a_renewal_does_not_undo_an_extension(store: &impl Store) {
     let (client, other, key) = (store.client().await, store.client().await, unique("extended"));
-    let guard = acquire(&declare(&client, &key).ttl(SHORT).auto_extend().build().unwrap()).await;
+    let guard = acquire(&declare(&client, &key).lease(SHORT).build().unwrap()).await;
     outlast(&other, SHORT).await;
     deadline(guard.extend(MINUTES)).await.unwrap();
     outlast(&other, SHORT * 2).await;
-    assert!(guard.valid_until() > Instant::now() + MINUTES / 2);
+    assert!(guard.valid_until() > Some(Instant::now() + MINUTES / 2));
     let held = guard.detach();
     outlast(&other, SHORT).await;
     let found = deadline(other.locks().lookup(&key)).await.unwrap().unwrap();
@@ -377,13 +331,13 @@ pub async fn a_renewal_does_not_undo_an_extension(store: &impl Store) {
 pub async fn a_guard_has_the_id_key_and_fence_of_its_lock(store: &impl Store) {
     let (client, key) = (store.client().await, unique("known"));
     let before = SystemTime::now();
-    let guard = acquire(&lock_of(&client, &key, MINUTES)).await;
+    let guard = acquire(&declare(&client, &key).lease(MINUTES).build().unwrap()).await;
     // The store uses the clock of this machine, but two readings of it may differ.
     let ends = guard.expires_at() + Duration::from_millis(2);
     assert!(ends >= before + MINUTES && ends <= SystemTime::now() + MINUTES + SHORT, "{ends:?}");
-    let raw = deadline(client.locks().lookup_raw(&key)).await.unwrap().unwrap();
-    assert_eq!((raw.key.as_str(), raw.lock_id), (guard.key(), guard.id()));
-    assert_eq!((raw.info.fence, raw.info.expires_at), (guard.fence(), guard.expires_at()));
+    let raw = deadline(client.locks().lookup(&key)).await.unwrap().unwrap();
+    assert_eq!((raw.key.as_str(), raw.lock_id), (guard.name(), guard.id()));
+    assert_eq!((raw.fence, raw.expires_at), (guard.fence(), guard.expires_at()));
     let shown = format!("{guard:?}");
     assert!(shown.contains(&key) && !shown.contains(&guard.id().to_string()), "{shown}");
 }

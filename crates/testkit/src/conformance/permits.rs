@@ -139,7 +139,7 @@ pub async fn a_guard_is_notified_when_another_client_releases_its_id(store: &imp
     let (here, there, name) = (store.client().await, store.client().await, unique("taken"));
     // The guard learns of the release at its next renewal at the latest.
     let heartbeat = Duration::from_millis(600);
-    let mine = here.semaphore(&name, 1).heartbeat_max_interval(heartbeat).build().unwrap();
+    let mine = here.semaphore(&name, 1).lease(heartbeat).build().unwrap();
     let permit = acquire(&mine).await;
     assert!(release_by_id(&declare(&there, &name, 1), permit.id()).await);
 

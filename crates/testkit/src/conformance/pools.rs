@@ -2,10 +2,8 @@
 
 use std::time::Duration;
 
-use leasehold::{
-    AcquireStatus, Client, Error, Jitter, LossReason, Pool, PoolLease, ReleaseStatus, RenewStatus,
-    Retry,
-};
+use leasehold::compat::lua_pool::{AcquireStatus, LuaPool, ReleaseStatus, RenewStatus};
+use leasehold::{Client, Error, Jitter, LossReason, Pool, PoolLease, Retry};
 
 use super::{Store, unique};
 use crate::wait::{deadline, eventually};
@@ -22,26 +20,26 @@ async fn pool(store: &impl Store, about: &str, capacity: u32) -> Pool {
 }
 
 async fn acquire(pool: &Pool, instance: &str) -> (AcquireStatus, u64, u64) {
-    let answer = deadline(pool.acquire(instance)).await.unwrap();
+    let answer = deadline(LuaPool::new(pool.clone()).acquire(instance)).await.unwrap();
     (answer.status, answer.current_count, answer.expired_count)
 }
 
 async fn renew(pool: &Pool, instance: &str) -> (RenewStatus, u64, u64) {
-    let answer = deadline(pool.renew(instance)).await.unwrap();
+    let answer = deadline(LuaPool::new(pool.clone()).renew(instance)).await.unwrap();
     (answer.status, answer.current_count, answer.expired_count)
 }
 
 async fn release(pool: &Pool, instance: &str) -> (ReleaseStatus, u64, u64) {
-    let answer = deadline(pool.release(instance)).await.unwrap();
+    let answer = deadline(LuaPool::new(pool.clone()).release(instance)).await.unwrap();
     (answer.status, answer.current_count, answer.expired_count)
 }
 
 async fn held(pool: &Pool) -> u64 {
-    deadline(pool.count()).await.unwrap().current_count
+    deadline(LuaPool::new(pool.clone()).count()).await.unwrap().current_count
 }
 
 async fn lease(pool: &Pool, instance: &str) -> PoolLease {
-    deadline(pool.lease(instance)).await.unwrap()
+    deadline(pool.acquire(instance)).await.unwrap()
 }
 
 pub async fn there_are_as_many_leases_as_the_capacity_says(store: &impl Store) {
@@ -84,11 +82,11 @@ pub async fn a_missing_lease_is_reported(store: &impl Store) {
 
 pub async fn a_lease_ends_with_its_ttl(store: &impl Store) {
     let client = store.client().await;
-    let pool = client.pool(&unique("ttl"), 1).ttl(TTL).build().unwrap();
+    let pool = client.pool(&unique("ttl"), 1).lease(TTL).build().unwrap();
     assert_eq!(acquire(&pool, "a").await.0, AcquireStatus::Acquired);
     let mut taken = None;
     eventually(async || {
-        let answer = pool.acquire("b").await.unwrap();
+        let answer = LuaPool::new(pool.clone()).acquire("b").await.unwrap();
         taken = Some(answer.expired_count).filter(|_| answer.status == AcquireStatus::Acquired);
         taken.is_some()
     })
@@ -100,7 +98,7 @@ pub async fn a_lease_ends_with_its_ttl(store: &impl Store) {
 
 pub async fn a_renewed_lease_stays_held(store: &impl Store) {
     let client = store.client().await;
-    let pool = client.pool(&unique("renewed"), 1).ttl(TTL * 2).build().unwrap();
+    let pool = client.pool(&unique("renewed"), 1).lease(TTL * 2).build().unwrap();
     assert_eq!(acquire(&pool, "a").await.0, AcquireStatus::Acquired);
     let begun = std::time::Instant::now();
     let mut renewed = 0;
@@ -117,7 +115,7 @@ pub async fn a_renewed_lease_stays_held(store: &impl Store) {
 
 pub async fn a_guarded_lease_outlives_its_ttl(store: &impl Store) {
     let client = store.client().await;
-    let pool = client.pool(&unique("guarded"), 1).ttl(TTL).build().unwrap();
+    let pool = client.pool(&unique("guarded"), 1).lease(TTL).build().unwrap();
     let lease = lease(&pool, "a").await;
     let begun = std::time::Instant::now();
     eventually(async || {
@@ -141,7 +139,7 @@ pub async fn a_dropped_lease_is_free_again(store: &impl Store) {
 
 pub async fn a_guard_is_notified_when_its_lease_is_missing(store: &impl Store) {
     let client = store.client().await;
-    let pool = client.pool(&unique("told"), 1).ttl(TTL).build().unwrap();
+    let pool = client.pool(&unique("told"), 1).lease(TTL).build().unwrap();
     let lease = lease(&pool, "a").await;
     let lost = lease.lost();
     assert_eq!(release(&pool, "a").await.0, ReleaseStatus::Released);
@@ -156,29 +154,31 @@ pub async fn a_guard_is_notified_when_its_lease_is_missing(store: &impl Store) {
 
 pub async fn a_waiting_acquire_gets_the_next_lease(store: &impl Store) {
     let client = store.client().await;
-    let retry = Retry::default().delay(Duration::from_millis(20)).times(1000);
-    let retry = retry.max_delay(Duration::from_millis(50)).within(Duration::from_secs(20));
+    let retry = Retry::default().delay(Duration::from_millis(20));
+    let retry = retry.max_delay(Duration::from_millis(50));
     let pool = client.pool(&unique("waiting"), 1).retry(retry).build().unwrap();
     let first = lease(&pool, "a").await;
-    assert!(deadline(pool.try_lease("b")).await.unwrap().is_none());
+    assert!(deadline(pool.try_acquire("b")).await.unwrap().is_none());
     let waiter = tokio::spawn({
         let pool = pool.clone();
-        async move { pool.lease("b").await }
+        async move { pool.acquire("b").await }
     });
     assert!(deadline(first.release()).await.unwrap());
     let second = deadline(waiter).await.unwrap().unwrap();
-    assert_eq!((second.instance_id(), second.pool()), ("b", pool.name()));
-    assert!(second.valid_until() > std::time::Instant::now());
+    assert_eq!((second.id(), second.name()), ("b", pool.name()));
+    assert!(second.valid_until() > Some(std::time::Instant::now()));
 }
 
 pub async fn a_wait_that_was_too_long_says_how_full_it_was(store: &impl Store) {
     let client = store.client().await;
     let retry = Retry::default().delay(Duration::from_millis(10)).jitter(Jitter::None);
     let name = unique("full");
-    for retry in [retry.within(Duration::from_millis(100)), retry.times(2)] {
-        let pool = client.pool(&name, 2).retry(retry).build().unwrap();
-        let (_a, _b) = (lease(&pool, "a").await, lease(&pool, "b").await);
-        let error = deadline(pool.lease("c")).await.unwrap_err();
+    let limit = Duration::from_millis(100);
+    let pool = client.pool(&name, 2).retry(retry).build().unwrap();
+    let limited = client.pool(&name, 2).retry(retry).within(limit).build().unwrap();
+    let (_a, _b) = (lease(&pool, "a").await, lease(&pool, "b").await);
+    for acquire in [pool.acquire("c").within(limit), limited.acquire("c")] {
+        let error = deadline(acquire).await.unwrap_err();
         assert!(matches!(error, Error::TimedOut { .. }), "{error}");
         assert!(error.to_string().ends_with(": 2 of 2 are held"), "{error}");
         let Error::TimedOut { limit, full, .. } = error else { panic!("{error}") };
@@ -190,7 +190,7 @@ pub async fn a_wait_that_was_too_long_says_how_full_it_was(store: &impl Store) {
 pub async fn a_cancelled_wait_leaves_nothing_in_the_store(store: &impl Store) {
     let pool = pool(store, "given up", 1).await;
     for micros in (0..2000).step_by(100) {
-        let wait = tokio::time::timeout(Duration::from_micros(micros), pool.lease("a"));
+        let wait = tokio::time::timeout(Duration::from_micros(micros), pool.acquire("a"));
         drop(wait.await);
         eventually(async || held(&pool).await == 0).await;
     }
@@ -203,8 +203,8 @@ pub async fn a_close_releases_pool_leases(store: &impl Store) {
     let lease = lease(&pool, "a").await;
     deadline(here.close()).await.unwrap();
     assert_eq!(deadline(lease.lost()).await, LossReason::Closed);
-    assert!(matches!(deadline(pool.lease("b")).await, Err(Error::Closed)));
     assert!(matches!(deadline(pool.acquire("b")).await, Err(Error::Closed)));
+    assert!(matches!(deadline(pool.extend("b")).await, Err(Error::Closed)));
     // In memory both clients are the same.
     if there.id() != here.id() {
         assert_eq!(acquire(&declare(&there, &name, 1), "b").await.0, AcquireStatus::Acquired);
@@ -225,11 +225,11 @@ pub async fn pools_that_cannot_be_are_refused(store: &impl Store) {
         "invalid name: \"holders:a\" begins with \"holders:\", which is reserved: choose another name",
     );
     refused(
-        client.pool("a", 1).ttl(Duration::from_millis(999)),
+        client.pool("a", 1).lease(Duration::from_millis(999)),
         "invalid lease: it is 999ms; the minimum is 1s",
     );
     refused(
-        client.pool("a", 1).ttl(Duration::from_micros(1_000_500)),
+        client.pool("a", 1).lease(Duration::from_micros(1_000_500)),
         "invalid lease: it is 1.0005s; it must be a whole number of milliseconds",
     );
     refused(
@@ -243,9 +243,10 @@ pub async fn instance_ids_that_cannot_be_are_refused(store: &impl Store) {
     for id in ["", "a\nb", &"x".repeat(513)] {
         for error in [
             deadline(pool.acquire(id)).await.unwrap_err(),
-            deadline(pool.renew(id)).await.unwrap_err(),
+            deadline(pool.try_acquire(id)).await.unwrap_err(),
+            deadline(pool.extend(id)).await.unwrap_err(),
             deadline(pool.release(id)).await.unwrap_err(),
-            deadline(pool.lease(id)).await.unwrap_err(),
+            deadline(LuaPool::new(pool.clone()).acquire(id)).await.unwrap_err(),
         ] {
             assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
             assert!(error.to_string().starts_with("invalid instance id: "), "{error}");
@@ -259,7 +260,7 @@ pub async fn a_stale_release_does_not_end_a_newer_lease(store: &impl Store) {
     let name = unique("given up");
     let (here, there) = (declare(&here, &name, 1), declare(&there, &name, 1));
     for round in 0..40 {
-        let given_up = here.lease("w");
+        let given_up = here.acquire("w");
         if round % 2 == 0 {
             // Dropped while its request is under way.
             let _ = tokio::time::timeout(Duration::ZERO, given_up).await;

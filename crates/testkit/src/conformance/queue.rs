@@ -99,7 +99,7 @@ pub async fn a_wait_ends_when_its_time_is_up(store: &impl Store) {
 
 pub async fn a_semaphore_may_limit_every_wait(store: &impl Store) {
     let (client, name) = (store.client().await, unique("limited"));
-    let semaphore = client.semaphore(&name, 1).max_acquire_time(SHORT).build().unwrap();
+    let semaphore = client.semaphore(&name, 1).within(SHORT).build().unwrap();
     let held = acquire(&semaphore).await;
     let error = deadline(semaphore.acquire()).await.unwrap_err();
     assert_timed_out(&error, &semaphore, SHORT);
@@ -116,7 +116,7 @@ pub async fn a_semaphore_may_limit_every_wait(store: &impl Store) {
 
 pub async fn a_limit_of_one_wait_overrides_that_of_the_semaphore(store: &impl Store) {
     let (client, name) = (store.client().await, unique("own limit"));
-    let semaphore = client.semaphore(&name, 1).max_acquire_time(SHORT).build().unwrap();
+    let semaphore = client.semaphore(&name, 1).within(SHORT).build().unwrap();
     let held = acquire(&semaphore).await;
     let longer = semaphore.acquire().within(crate::wait::TIME_LIMIT);
     let longer = Waiter::join_with(&semaphore, longer).await;

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use leasehold::Client;
+use leasehold::compat::lua_pool::LuaPool;
 use redis::Connection;
 use testkit::redis_server::RedisServer;
 
@@ -57,7 +58,8 @@ async fn sweep(client: &Client) -> Result<Vec<String>, leasehold::Error> {
             }
             plan::Kind::Pool => {
                 let pool = client.pool(thing.name, thing.capacity);
-                let held = pool.ttl(thing.lease_time()).build()?.count().await?.current_count;
+                let pool = LuaPool::new(pool.lease(thing.lease_time()).build()?);
+                let held = pool.count().await?.current_count;
                 if held > 0 {
                     missing.push(format!("{}: {held} leases are held", thing.name));
                 }
@@ -73,7 +75,7 @@ async fn members(client: &Client) -> Result<Vec<String>, leasehold::Error> {
     for one in client.stats().waiters().await? {
         left.push(format!("{}: {} hold, {} wait", one.name, one.held, one.waiting));
     }
-    for lock in client.locks().list_raw(100).await? {
+    for lock in client.locks().list(100).await? {
         left.push(format!("the lock {}", lock.key));
     }
     for pool in client.pools().list(100).await? {
@@ -84,7 +86,7 @@ async fn members(client: &Client) -> Result<Vec<String>, leasehold::Error> {
 
 async fn take_all(client: &Client, thing: &Thing) -> Result<Option<String>, leasehold::Error> {
     let semaphore = client.semaphore(thing.name, thing.capacity);
-    let semaphore = semaphore.heartbeat_max_interval(thing.lease_time()).build()?;
+    let semaphore = semaphore.lease(thing.lease_time()).build()?;
     if thing.rate.is_some() {
         // Otherwise no more permits than tokens would be available.
         semaphore.clear_rate().await?;

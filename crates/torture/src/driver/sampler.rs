@@ -224,7 +224,7 @@ async fn list_local(client: &Client) -> Result<Vec<Sample>, Error> {
     let requested = clock::now();
     let semaphores = THINGS.iter().filter(|thing| thing.kind == plan::Kind::Semaphore);
     let stats = client.stats().names(semaphores.map(|thing| thing.name)).waiters().await?;
-    let (pools, locks) = (client.pools().list(ALL).await?, client.locks().list_raw(ALL).await?);
+    let (pools, locks) = (client.pools().list(ALL).await?, client.locks().list(ALL).await?);
     let answered = clock::now();
     let sample = |(thing, spec): (usize, &plan::Thing)| {
         let named = stats.iter().filter(|one| one.name == spec.name);
@@ -233,7 +233,7 @@ async fn list_local(client: &Client) -> Result<Vec<Sample>, Error> {
         let pools = pools.iter().filter(|one| one.name == spec.name);
         let members = pools.flat_map(|one| &one.members).map(|one| one.instance_id.clone());
         let locks = locks.iter().filter(|one| one.key == spec.name);
-        let labels = locks.filter_map(|one| one.info.label.clone());
+        let labels = locks.filter_map(|one| one.label.clone());
         let others = waiters.chain(members).chain(labels).collect();
         Sample { thing, requested, answered, holders: holders.collect(), others }
     };

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fastrand::Rng;
-use leasehold::LockLayout;
+use leasehold::compat::sync_guard::LockLayout;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, RedisResult};
 use testkit::seed000::{self, Options, Seed000};

@@ -41,12 +41,11 @@ impl TaskContext {
     fn lock(&mut self, thing: usize, client: usize) -> Option<(OpId, Lock)> {
         let spec = &THINGS[thing];
         let within = self.millis(500..6000);
-        let retry =
-            Retry::default().times(1000).max_delay(Duration::from_millis(400)).within(within);
+        let retry = Retry::default().max_delay(Duration::from_millis(400));
         let (client, op) = (&self.shared.clients[client], self.shared.history_file.next_op());
         let id = format!("{}-{op}", client.id());
-        let builder = client.lock(spec.name).ttl(spec.lease_time()).label(&id);
-        let builder = if spec.extended { builder.auto_extend() } else { builder };
+        let builder = client.lock(spec.name).lease(spec.lease_time()).within(within).label(&id);
+        let builder = if spec.extended { builder } else { builder.ttl(spec.lease_time()) };
         let lock = builder.retry(retry).build().ok()?;
         self.shared.record_request_as(op, thing, &id);
         Some((op, lock))

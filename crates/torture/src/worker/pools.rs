@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use leasehold::{AcquireStatus, Pool, PoolLease, RenewStatus, Retry};
+use leasehold::compat::lua_pool::{AcquireStatus, LuaPool};
+use leasehold::{Pool, PoolLease, Retry};
 
 use super::semaphores::released_how;
 use super::{Patience, TaskContext, how};
@@ -40,17 +41,16 @@ impl TaskContext {
     fn pool(&mut self, thing: usize, client: usize) -> Option<Pool> {
         let spec = &THINGS[thing];
         let within = self.millis(200..4000);
-        let retry =
-            Retry::default().times(1000).max_delay(Duration::from_millis(300)).within(within);
+        let retry = Retry::default().max_delay(Duration::from_millis(300));
         let builder = self.shared.clients[client].pool(spec.name, spec.capacity);
-        builder.ttl(spec.lease_time()).retry(retry).build().ok()
+        builder.lease(spec.lease_time()).within(within).retry(retry).build().ok()
     }
 
     async fn use_lease(&mut self, thing: usize, pool: &Pool, client: &str) -> How {
         let roll = self.rng.u32(..100);
         let (op, instance) = self.record_lease_request(thing, client, (20..45).contains(&roll));
         let ended = match roll {
-            0..20 => match pool.try_lease(&instance).await {
+            0..20 => match pool.try_acquire(&instance).await {
                 Ok(Some(lease)) => return self.keep_lease(op, thing, lease).await,
                 Ok(None) => How::Full,
                 Err(error) => how(&error),
@@ -74,7 +74,7 @@ impl TaskContext {
         instance: &str,
         patience: Patience,
     ) -> How {
-        let ended = match self.unless_impatient(patience, pool.lease(instance)).await {
+        let ended = match self.unless_impatient(patience, pool.acquire(instance)).await {
             Some(Ok(lease)) => return self.keep_lease(op, thing, lease).await,
             Some(Err(error)) => how(&error),
             None => How::Cancelled,
@@ -100,7 +100,7 @@ impl TaskContext {
     /// Leases without a guard. The lease is valid for a TTL from before the request, and only this task renews it.
     async fn lease_by_hand(&mut self, op: OpId, thing: usize, pool: &Pool, instance: &str) -> How {
         let sent = clock::now();
-        let ended = match pool.acquire(instance).await {
+        let ended = match LuaPool::new(pool.clone()).acquire(instance).await {
             Ok(answer) if answer.status == AcquireStatus::Acquired => {
                 self.keep_by_hand(op, thing, pool, instance, sent).await
             }
@@ -125,8 +125,7 @@ impl TaskContext {
         let mut held = self.hold(op, thing, None, || clock::now() < good_until).await;
         if held {
             let sent = clock::now();
-            let renewed = pool.renew(instance).await;
-            held = renewed.is_ok_and(|answer| answer.status == RenewStatus::Renewed);
+            held = pool.extend(instance).await.is_ok_and(|renewed| renewed);
             if held {
                 good_until = sent + ttl - SECOND / 10;
                 held = self.hold(op, thing, None, || clock::now() < good_until).await;

@@ -63,7 +63,7 @@ impl TaskContext {
     fn semaphore(&self, thing: usize, client: usize) -> Option<Semaphore> {
         let spec = &THINGS[thing];
         let mut builder = self.shared.clients[client].semaphore(spec.name, spec.capacity);
-        builder = builder.heartbeat_max_interval(spec.lease_time());
+        builder = builder.lease(spec.lease_time());
         if let Some(ttl) = spec.ttl {
             builder = builder.ttl(Duration::from_micros(ttl));
         }

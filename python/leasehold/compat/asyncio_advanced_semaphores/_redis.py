@@ -24,6 +24,9 @@ from ._common import (
 
 T = TypeVar("T")
 
+#: The permits of this process, which the client renews while they are here.
+_held: dict[str, leasehold.Permit] = {}
+
 
 @dataclass(init=False, frozen=True)
 class RedisConfig:
@@ -286,10 +289,14 @@ class RedisSemaphore(Semaphore):
         number = permit.slot_number
         assert number is not None, "the semaphore is numbered"
         # There is no await from here on: a cancelled task holds nothing.
-        return AcquisitionResult(acquisition_id=permit.detach(), slot_number=number)
+        _held[permit.id] = permit
+        return AcquisitionResult(acquisition_id=permit.id, slot_number=number)
 
     async def _release(self, acquisition_id: str) -> None:
+        # If this is cancelled, the permit is released in the background when it is dropped.
+        permit = _held.pop(acquisition_id, None)
         await _attempts(self.config, self._logger, lambda _: self._open().release_member(acquisition_id))
+        del permit
 
     def _open(self) -> leasehold.Semaphore:
         """Returns the semaphore of the engine, and makes another one if an attribute has changed."""

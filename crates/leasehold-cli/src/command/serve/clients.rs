@@ -49,7 +49,7 @@ pub(super) fn clients(snapshot: &Snapshot, queues: &[SemaphoreStats]) -> Vec<Cli
         }
     }
     for lock in &snapshot.locks {
-        let info = &lock.info;
+        let info = &lock;
         let place = (info.host.as_deref(), info.pid);
         // A record of a lock does not name its client, but its process.
         let client = rows.keys().find(|key| place.0.is_some() && key.place() == place);

@@ -2,9 +2,7 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use leasehold::{
-    Client, Error, Member, PoolMember, PoolStats, RawLockInfo, SemaphoreStats, WaitsFor,
-};
+use leasehold::{Client, Error, LockInfo, Member, PoolMember, PoolStats, SemaphoreStats, WaitsFor};
 
 use super::list;
 use crate::action::Action;
@@ -20,7 +18,7 @@ const LISTED: usize = 500;
 #[derive(Debug)]
 pub(super) enum Detail {
     Semaphore(Box<SemaphoreStats>),
-    Lock(Box<RawLockInfo>),
+    Lock(Box<LockInfo>),
     Pool(PoolStats),
 }
 
@@ -55,7 +53,7 @@ impl Detail {
             Kind::Semaphore => {
                 find_with(client, name, 0..LISTED).await?.map(Box::new).map(Self::Semaphore)
             }
-            Kind::Lock => client.locks().lookup_raw(name).await?.map(Box::new).map(Self::Lock),
+            Kind::Lock => client.locks().lookup(name).await?.map(Box::new).map(Self::Lock),
             Kind::Pool => client.pools().lookup(name).await?.map(Self::Pool),
         })
     }
@@ -178,8 +176,8 @@ fn entry(place: String, member: &Member, action: Action) -> Entry {
     Entry { id: member.id.clone(), cells, release: (action, monitor::who(member)) }
 }
 
-fn lock_holder(lock: &RawLockInfo) -> Entry {
-    let info = &lock.info;
+fn lock_holder(lock: &LockInfo) -> Entry {
+    let info = &lock;
     let (held_for, ends_in) = list::spans(lock, SystemTime::now());
     let cells = vec![
         text(info.label.as_deref()),

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::time::{Duration, SystemTime};
 
-use leasehold::{PoolStats, RawLockInfo};
+use leasehold::{LockInfo, PoolStats};
 
 use crate::monitor::{Kind, Monitor, Snapshot};
 
@@ -90,7 +90,7 @@ pub(super) fn rows(monitor: &Monitor, kind: Kind, sort: Sort, filter: &str) -> V
             }
         }
         (Kind::Lock, sort) => rows.sort_by_key(|at| {
-            let info = &snapshot.locks[*at].info;
+            let info = &snapshot.locks[*at];
             let time = if sort == Sort::Ends { info.expires_at } else { info.acquired_at };
             (time, name_of(*at))
         }),
@@ -125,8 +125,8 @@ pub(super) fn longest_silence(pool: &PoolStats) -> Option<Duration> {
 }
 
 /// Returns how long a lock has been held, and how long it is still valid.
-pub(super) fn spans(lock: &RawLockInfo, now: SystemTime) -> (Duration, Duration) {
-    let held_for = now.duration_since(lock.info.acquired_at).unwrap_or_default();
-    let ends_in = lock.info.expires_at.duration_since(now).unwrap_or_default();
+pub(super) fn spans(lock: &LockInfo, now: SystemTime) -> (Duration, Duration) {
+    let held_for = now.duration_since(lock.acquired_at).unwrap_or_default();
+    let ends_in = lock.expires_at.duration_since(now).unwrap_or_default();
     (held_for, ends_in)
 }

@@ -103,7 +103,7 @@ impl Default for Prefix {
 /// client that finds a lock or a fence counter of the other layout under its key fails with [`Error::InvalidArgument`].
 ///
 /// ```
-/// use leasehold::LockLayout;
+/// use leasehold::compat::sync_guard::LockLayout;
 ///
 /// assert_eq!("syncguard-2".parse::<LockLayout>()?, LockLayout::SyncGuard2);
 /// assert_eq!(LockLayout::default().to_string(), "syncguard-1");

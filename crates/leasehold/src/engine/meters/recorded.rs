@@ -151,9 +151,8 @@ struct Handles {
     ticks: AtomicBool,
 }
 
-const LOSSES: [(LossReason, &str); 6] = [
+const LOSSES: [(LossReason, &str); 5] = [
     (LossReason::TtlEnded, "ttl_ended"),
-    (LossReason::LeaseEnded, "lease_ended"),
     (LossReason::NotRenewed, "not_renewed"),
     (LossReason::Missing, "missing"),
     (LossReason::Released, "released"),

@@ -145,13 +145,12 @@ async fn an_acquire_that_ends_during_an_outage_was_never_sent() {
 async fn a_lease_is_released_with_the_last_task_that_shares_it() {
     let store = Simulated::default();
     let client = client(&store);
-    let retry = crate::Retry::default().within(MINUTES);
-    let pool = client.pool("p", 5).retry(retry).build().unwrap();
-    let held = deadline(pool.lease("a")).await.unwrap();
+    let pool = client.pool("p", 5).build().unwrap();
+    let held = deadline(pool.acquire("a")).await.unwrap();
     store.cut(client.id());
-    let mut waiting = Box::pin(pool.lease("a"));
+    let mut waiting = Box::pin(pool.acquire("a"));
     start(waiting.as_mut()).await;
-    let (took, result) = timed(pool.try_lease("a")).await;
+    let (took, result) = timed(pool.try_acquire("a")).await;
     let error = result.map(drop).unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. }), "{error}");
     assert!(is_answer_time_out(took), "it took {took:?}");
@@ -159,14 +158,15 @@ async fn a_lease_is_released_with_the_last_task_that_shares_it() {
     assert!(deadline(held.release()).await.unwrap());
     drop(waiting);
     store.heal(client.id());
-    eventually(async || pool.count().await.is_ok_and(|count| count.current_count == 0)).await;
+    let calls = crate::compat::lua_pool::LuaPool::new(pool);
+    eventually(async || calls.count().await.is_ok_and(|count| count.current_count == 0)).await;
 }
 
 #[tokio::test]
 async fn an_extension_is_bounded_while_the_lock_extends_itself() {
     let store = Simulated::default();
     let client = client(&store);
-    let lock = client.lock("k").lease(Duration::from_secs(9)).auto_extend().build().unwrap();
+    let lock = client.lock("k").lease(Duration::from_secs(9)).build().unwrap();
     let guard = deadline(lock.acquire()).await.unwrap();
     store.cut(client.id());
     // The automatic extension is due after a third of the lease.

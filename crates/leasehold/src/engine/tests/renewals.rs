@@ -49,7 +49,7 @@ async fn a_lease_of_300_ms_is_renewed_at_20_ms_a_round_trip() {
 async fn a_lease_of_a_pool_with_the_defaults_is_renewed_well_within_ten_seconds() {
     let store = Simulated::default();
     let pool = client(&store).pool("p", 1).build().unwrap();
-    let lease = deadline(pool.lease("a")).await.unwrap();
+    let lease = deadline(pool.acquire("a")).await.unwrap();
     let mut longest = Duration::ZERO;
     for _ in 0..10 {
         let (requests, begun) = (store.world().requests.len(), Instant::now());
@@ -66,7 +66,7 @@ async fn a_renewal_that_waits_for_an_extension_does_not_undo_it() {
     let store = Simulated::default();
     let client = client(&store);
     let lease = Duration::from_secs(3);
-    let lock = client.lock("k").lease(lease).auto_extend().build().unwrap();
+    let lock = client.lock("k").lease(lease).build().unwrap();
     let guard = deadline(lock.acquire()).await.unwrap();
     // The extension is in flight when a third of the lease has passed.
     round_trip(&store, lease / 5);
@@ -90,4 +90,70 @@ async fn an_extension_that_was_dropped_does_not_end_a_later_one() {
     tokio::time::sleep(2 * ANSWER).await;
     assert!(store.left_of_lock() > MINUTES);
     guard.check().unwrap();
+}
+
+/// Returns when a guard was lost, and why.
+async fn lost(guard: &impl crate::Guard) -> (Duration, LossReason) {
+    let begun = Instant::now();
+    let reason = deadline(guard.lost()).await;
+    (begun.elapsed(), reason)
+}
+
+/// The TTL caps the hold, whether it is longer or shorter than the lease, and what was held is free then. The client is
+/// notified a margin before the TTL ends in the store.
+#[tokio::test]
+async fn a_ttl_caps_permits_locks_and_pool_leases() {
+    let lease = Duration::from_secs(6);
+    for ttl in [lease / 3, lease * 2] {
+        let store = Simulated::default();
+        let (here, there) = (client(&store), client(&store));
+        // Locks count in whole milliseconds.
+        let margin = lease / 10 + Duration::from_millis(1);
+        let in_time = |(after, reason): (Duration, LossReason), what: &str| {
+            assert_eq!(reason, LossReason::TtlEnded, "{what}");
+            assert!(
+                after <= ttl && after + margin >= ttl,
+                "{what}: lost after {after:?} of {ttl:?}"
+            );
+        };
+        let semaphore = |client: &Client| client.semaphore("s", 1).lease(lease).ttl(ttl).build();
+        let permit = deadline(semaphore(&here).unwrap().acquire()).await.unwrap();
+        in_time(lost(&permit).await, "permit");
+        let next = deadline(semaphore(&there).unwrap().acquire()).await.unwrap();
+        drop((permit, next));
+
+        let lock = |client: &Client| client.lock("k").lease(lease).ttl(ttl).build().unwrap();
+        let guard = deadline(lock(&here).acquire()).await.unwrap();
+        in_time(lost(&guard).await, "lock");
+        let (took, next) = timed(lock(&there).acquire()).await;
+        assert!(took < AT_ONCE, "the lock was free after {took:?}");
+        drop((guard, next.unwrap()));
+
+        let pool = |client: &Client| client.pool("p", 1).lease(lease).ttl(ttl).build().unwrap();
+        let held = deadline(pool(&here).acquire("a")).await.unwrap();
+        in_time(lost(&held).await, "pool lease");
+        tokio::time::sleep(AT_ONCE).await;
+        assert!(deadline(pool(&there).try_acquire("b")).await.unwrap().is_some());
+    }
+}
+
+/// A client that dies renews nothing, so the lease ends what it held, before the TTL does.
+#[tokio::test]
+async fn a_lease_ends_what_a_dead_client_held_before_its_ttl() {
+    let (lease, ttl) = (Duration::from_secs(3), Duration::from_secs(12));
+    let store = Simulated::default();
+    let (here, there) = (client(&store), client(&store));
+    let lock = |client: &Client| client.lock("k").lease(lease).ttl(ttl).build().unwrap();
+    let pool = |client: &Client| client.pool("p", 1).lease(lease).ttl(ttl).build().unwrap();
+    let guard = deadline(lock(&here).acquire()).await.unwrap();
+    let held = deadline(pool(&here).acquire("a")).await.unwrap();
+    store.cut(here.id());
+    assert_eq!(deadline(guard.lost()).await, LossReason::NotRenewed);
+    assert_eq!(deadline(held.lost()).await, LossReason::NotRenewed);
+    let (took, next) = timed(lock(&there).acquire()).await;
+    drop(next.unwrap());
+    assert!(took < ttl / 4, "it took {took:?}");
+    let (took, next) = timed(pool(&there).acquire("b")).await;
+    drop(next.unwrap());
+    assert!(took < ttl / 4, "it took {took:?}");
 }

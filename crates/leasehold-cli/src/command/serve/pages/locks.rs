@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use leasehold::RawLockInfo;
+use leasehold::LockInfo;
 use maud::{Markup, html};
 
 use super::{
@@ -35,11 +35,11 @@ pub(super) fn content(state: &ConsoleState, view: &View) -> Content {
     Content { title: "Locks".to_owned(), body }
 }
 
-fn rows(rows: &[&RawLockInfo], view: &View) -> Markup {
+fn rows(rows: &[&LockInfo], view: &View) -> Markup {
     let now = SystemTime::now();
     html! {
         @for lock in rows {
-            @let info = &lock.info;
+            @let info = &lock;
             tr role="row" data-key=(lock.key) {
                 th role="rowheader" scope="row" { (text(&lock.key)) }
                 (cell("Host", &optional(info.host.as_deref())))
@@ -57,13 +57,13 @@ fn rows(rows: &[&RawLockInfo], view: &View) -> Markup {
 }
 
 /// Identifies the lock by its fence, because the lock id is secret.
-fn release(lock: &RawLockInfo) -> Markup {
+fn release(lock: &LockInfo) -> Markup {
     html! {
         form.inline method="get" action="/act" data-confirm {
             input type="hidden" name="kind" value="lock";
             input type="hidden" name="action" value="release";
             input type="hidden" name="name" value=(lock.key);
-            input type="hidden" name="id" value=(lock.info.fence.to_string());
+            input type="hidden" name="id" value=(lock.fence.to_string());
             button type="submit" { "Release…" }
         }
     }

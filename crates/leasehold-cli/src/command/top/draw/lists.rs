@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use leasehold::{PoolStats, RawLockInfo, SemaphoreStats};
+use leasehold::{LockInfo, PoolStats, SemaphoreStats};
 use ratatui::Frame;
 use ratatui::layout::Rect;
 use ratatui::style::Color;
@@ -124,9 +124,9 @@ fn locks(snapshot: &Snapshot, shown: &[usize], appearance: &Appearance) -> Grid 
         Column::number("FENCE", 1, 0),
     ];
     let now = SystemTime::now();
-    let row = |lock: &RawLockInfo| {
+    let row = |lock: &LockInfo| {
         let (held_for, ends_in) = list::spans(lock, now);
-        let info = &lock.info;
+        let info = &lock;
         vec![
             appearance.clean(&lock.key),
             appearance.clean(&text(info.label.as_deref())),
