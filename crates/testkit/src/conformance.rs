@@ -29,6 +29,7 @@ use crate::wait::{deadline, eventually};
 
 pub mod capacity;
 pub mod closing;
+pub mod guards;
 pub mod input;
 pub mod leases;
 pub mod limits;
@@ -60,7 +61,6 @@ macro_rules! conformance {
             permits:
                 there_are_as_many_permits_as_the_capacity_says,
                 semaphores_of_one_name_share_their_permits,
-                a_dropped_permit_is_free_again,
                 a_permit_may_be_dropped_on_a_thread_without_a_runtime,
                 a_permit_may_be_released_by_another_task,
                 a_permit_is_released_once,
@@ -73,6 +73,16 @@ macro_rules! conformance {
                 fences_grow_from_permit_to_permit,
                 fences_grow_under_contention,
                 a_semaphore_is_locked_when_an_acquire_would_wait;
+            guards:
+                a_guard_outlives_its_lease,
+                a_ttl_ends_a_guard,
+                a_dropped_guard_releases,
+                a_guard_is_lost_if_its_id_is_released,
+                an_acquire_ends_at_its_limit,
+                an_acquire_that_is_not_polled_does_nothing,
+                an_acquire_that_is_dropped_leaves_nothing,
+                what_is_detached_is_renewed_and_released_by_hand,
+                with_holds_a_guard_while_the_work_runs;
             queue:
                 waiters_are_served_in_order,
                 waiters_of_two_clients_are_served_in_order,
@@ -181,12 +191,9 @@ macro_rules! conformance {
                 a_missing_lease_is_reported,
                 a_lease_ends_with_its_ttl,
                 a_renewed_lease_stays_held,
-                a_guarded_lease_outlives_its_ttl,
-                a_dropped_lease_is_free_again,
                 a_guard_is_notified_when_its_lease_is_missing,
                 a_waiting_acquire_gets_the_next_lease,
                 a_wait_that_was_too_long_says_how_full_it_was,
-                a_cancelled_wait_leaves_nothing_in_the_store,
                 a_stale_release_does_not_end_a_newer_lease,
                 a_shared_lease_is_released_with_its_last_guard,
                 a_close_releases_pool_leases,
@@ -200,7 +207,6 @@ macro_rules! conformance {
                 holders_are_one_after_the_other,
                 a_lock_is_released_once,
                 the_next_extension_reports_a_released_id,
-                a_dropped_lock_is_free_again,
                 an_extension_replaces_what_was_left,
                 a_lock_ends_with_its_ttl,
                 an_unwatched_guard_notices_its_end,
@@ -354,6 +360,7 @@ mod tests {
         let modules = [
             include_str!("conformance/capacity.rs"),
             include_str!("conformance/closing.rs"),
+            include_str!("conformance/guards.rs"),
             include_str!("conformance/input.rs"),
             include_str!("conformance/leases.rs"),
             include_str!("conformance/listing.rs"),

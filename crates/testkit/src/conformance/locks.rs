@@ -233,20 +233,6 @@ pub async fn the_next_extension_reports_a_released_id(store: &impl Store) {
     assert!(release(next).await);
 }
 
-pub async fn a_dropped_lock_is_free_again(store: &impl Store) {
-    let (client, key) = (store.client().await, unique("dropped"));
-    drop(acquire(&lock(&client, &key)).await);
-    is_free(&client, &key).await;
-
-    let guard = acquire(&lock(&client, &key)).await;
-    std::thread::spawn(move || drop(guard)).join().unwrap();
-    is_free(&client, &key).await;
-
-    // The release is not even polled; dropping it releases the lock all the same.
-    drop(acquire(&lock(&client, &key)).await.release());
-    is_free(&client, &key).await;
-}
-
 pub async fn an_extension_replaces_what_was_left(store: &impl Store) {
     let (client, other, key) = (store.client().await, store.client().await, unique("extended"));
     let guard = acquire(&declare(&client, &key).lease(SHORT).build().unwrap()).await;

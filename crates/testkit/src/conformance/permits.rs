@@ -40,13 +40,6 @@ pub async fn semaphores_of_one_name_share_their_permits(store: &impl Store) {
     }
 }
 
-pub async fn a_dropped_permit_is_free_again(store: &impl Store) {
-    let semaphore = semaphore(store, "dropped", 1).await;
-    drop(acquire(&semaphore).await);
-    drop(acquire(&semaphore).await);
-    all_are_free(&semaphore).await;
-}
-
 pub async fn a_permit_may_be_dropped_on_a_thread_without_a_runtime(store: &impl Store) {
     let semaphore = semaphore(store, "dropped elsewhere", 1).await;
     let permit = acquire(&semaphore).await;

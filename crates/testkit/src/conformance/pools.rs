@@ -113,30 +113,6 @@ pub async fn a_renewed_lease_stays_held(store: &impl Store) {
     assert_eq!(acquire(&pool, "b").await.0, AcquireStatus::CapacityFull);
 }
 
-pub async fn a_guarded_lease_outlives_its_ttl(store: &impl Store) {
-    let client = store.client().await;
-    let pool = client.pool(&unique("guarded"), 1).lease(TTL).build().unwrap();
-    let lease = lease(&pool, "a").await;
-    let begun = std::time::Instant::now();
-    eventually(async || {
-        lease.check().unwrap();
-        assert_eq!(acquire(&pool, "b").await, (AcquireStatus::CapacityFull, 1, 0));
-        begun.elapsed() > TTL * 3
-    })
-    .await;
-    assert!(deadline(lease.release()).await.unwrap());
-    assert_eq!(acquire(&pool, "b").await.0, AcquireStatus::Acquired);
-}
-
-pub async fn a_dropped_lease_is_free_again(store: &impl Store) {
-    let pool = pool(store, "dropped", 1).await;
-    drop(lease(&pool, "a").await);
-    eventually(async || held(&pool).await == 0).await;
-    let lease = lease(&pool, "a").await;
-    std::thread::spawn(move || drop(lease)).join().unwrap();
-    eventually(async || held(&pool).await == 0).await;
-}
-
 pub async fn a_guard_is_notified_when_its_lease_is_missing(store: &impl Store) {
     let client = store.client().await;
     let pool = client.pool(&unique("told"), 1).lease(TTL).build().unwrap();
@@ -184,15 +160,6 @@ pub async fn a_wait_that_was_too_long_says_how_full_it_was(store: &impl Store) {
         let Error::TimedOut { limit, full, .. } = error else { panic!("{error}") };
         assert_eq!(full, Some((2, 2)));
         assert!(limit >= Duration::from_millis(30), "{limit:?}");
-    }
-}
-
-pub async fn a_cancelled_wait_leaves_nothing_in_the_store(store: &impl Store) {
-    let pool = pool(store, "given up", 1).await;
-    for micros in (0..2000).step_by(100) {
-        let wait = tokio::time::timeout(Duration::from_micros(micros), pool.acquire("a"));
-        drop(wait.await);
-        eventually(async || held(&pool).await == 0).await;
     }
 }
 
