@@ -9,6 +9,8 @@ use clap::builder::FalseyValueParser;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum, ValueHint};
 
+use leasehold::url;
+
 use crate::failure::Failure;
 use crate::store;
 
@@ -86,10 +88,6 @@ pub(crate) enum Command {
     Man(ManArgs),
 }
 
-const STORES: &str = "\
-The store: sqlite:PATH, redis://host:port, unix:///path/of/its/socket, redis-sentinel://host:port,…/name or \
-redis-cluster://host:port,…; for TLS, write rediss instead of redis. Default: a file in your state directory";
-
 const NAMESPACE: &str = "\
 On Redis: the prefix of the keys of semaphores [default: adv-sem] [env: LEASEHOLD_NAMESPACE]";
 const LOCK_PREFIX: &str = "\
@@ -99,10 +97,14 @@ On Redis: the key layout of locks, that of version 1 or 2 of the library SyncGua
 const CA_CERTIFICATE: &str = "\
 Over TLS: trust only the authorities in this PEM file [env: LEASEHOLD_CA_CERTIFICATE]";
 
+fn stores() -> String {
+    format!("The store: {}. Default: a file in your state directory", url::SHARED)
+}
+
 /// The store of the leases.
 #[derive(Args, Debug)]
 pub(crate) struct StoreArgs {
-    #[arg(long, value_name = "URL", env = "LEASEHOLD_STORE", hide_env_values = true, help = STORES)]
+    #[arg(long, value_name = "URL", env = "LEASEHOLD_STORE", hide_env_values = true, help = stores())]
     pub(crate) store: Option<String>,
     // Clap does not read their variables: a variable that does not apply to the store must not be refused.
     #[arg(long, value_name = "NAMESPACE", help = NAMESPACE)]

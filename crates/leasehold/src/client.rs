@@ -12,22 +12,21 @@ use crate::manual_clock::Clock;
 use crate::name::positive;
 use crate::pool::{PoolBuilder, Pools};
 use crate::semaphore::SemaphoreBuilder;
+use crate::url::StoreUrl;
+#[cfg(not(all(feature = "local", target_os = "linux")))]
+use crate::url::without_feature;
 use crate::{ClientId, Error, ManualClock};
 
 #[cfg(all(feature = "local", target_os = "linux"))]
 mod local;
-mod path;
 mod queries;
 #[cfg(feature = "redis")]
 mod redis;
-mod url;
 #[cfg(all(feature = "local", target_os = "linux"))]
 pub use local::LocalBuilder;
-pub use path::sqlite_path;
 pub use queries::Stats;
 #[cfg(feature = "redis")]
 pub use redis::RedisBuilder;
-pub use url::StoreUrl;
 
 static GLOBAL: LazyLock<Client> = LazyLock::new(Client::memory);
 
@@ -76,6 +75,8 @@ impl Client {
     /// - `redis-sentinel://…` and `rediss-sentinel://…` (TLS) for a primary behind sentinels
     /// - `redis-cluster://…` and `rediss-cluster://…` (TLS) for a Redis Cluster
     ///
+    /// [`StoreUrl`] parses a URL without opening the store.
+    ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), leasehold::Error> {
@@ -83,7 +84,7 @@ impl Client {
     ///
     /// let client = Client::open("memory:").await?;
     /// let error = Client::open("zookeeper://somewhere").await.unwrap_err();
-    /// assert!(error.to_string().starts_with("invalid store: this build supports no store"));
+    /// assert!(error.to_string().starts_with("invalid store: there is no store \"zookeeper:\""));
     /// # Ok(())
     /// # }
     /// ```
@@ -106,8 +107,10 @@ impl Client {
             StoreUrl::Memory => Ok(Self::memory()),
             #[cfg(all(feature = "local", target_os = "linux"))]
             StoreUrl::File(path) => Self::local(path).await,
+            #[cfg(not(all(feature = "local", target_os = "linux")))]
+            StoreUrl::File(_) => Err(Error::invalid("store", without_feature("local"))),
             #[cfg(feature = "redis")]
-            StoreUrl::Redis => Self::redis(url).await,
+            StoreUrl::Redis(_) => Self::redis(url).await,
         }
     }
 

@@ -32,6 +32,7 @@
 //!
 //! Only the resource that A writes to can reject the late write, by comparing [fences](Permit::fence).
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
 // Parts of the engine serve only remote stores, and some fields of commands serve only Redis.
 #![cfg_attr(not(feature = "redis"), allow(dead_code))]
 
@@ -78,20 +79,16 @@ mod stats;
 mod tests;
 #[cfg(feature = "tower")]
 pub mod tower;
+pub mod url;
 #[cfg(test)]
 mod virtual_time;
 
 pub use acquire::{Acquire, TryAcquire};
-#[cfg(feature = "redis")]
-#[doc(hidden)]
-pub use backend::redis::{Deployment, Endpoint, SentinelSettings, ServerSettings};
 #[cfg(all(feature = "local", target_os = "linux"))]
 pub use client::LocalBuilder;
 #[cfg(feature = "redis")]
 pub use client::RedisBuilder;
 pub use client::{Client, MemoryBuilder, Outage, Stats};
-#[doc(hidden)]
-pub use client::{StoreUrl, sqlite_path};
 pub use client_core::timing::shortest_lease;
 pub use error::{Error, LossReason};
 pub use fence::{Fence, FenceGate, StaleFence};

@@ -20,7 +20,7 @@ fn the_pages_with_examples_are_pages() {
 
 /// The modules of the crate, from the lowest layer to the highest. Modules between the same bars may import each other.
 const LAYERS: [&str; 8] = [
-    "broken callbacks clock error fence id manual_clock name observer primitive retry virtual_time",
+    "broken callbacks clock error fence id manual_clock name observer primitive retry url virtual_time",
     "machine",
     "metrics process stats",
     "backend | client_core",

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use leasehold::{Client as Engine, Deployment, StoreUrl};
+use leasehold::Client as Engine;
+use leasehold::url::StoreUrl;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
 
@@ -30,8 +31,6 @@ pub(super) struct Options {
 pub(crate) struct Settings {
     url: String,
     store: StoreUrl,
-    /// The URL without secrets.
-    address: String,
     options: Options,
 }
 
@@ -43,31 +42,26 @@ impl Settings {
             StoreUrl::File(path) => StoreUrl::File(std::path::absolute(&path).unwrap_or(path)),
             store => store,
         };
-        let address = match &store {
-            StoreUrl::Memory => "memory:".to_owned(),
-            StoreUrl::File(path) => format!("sqlite:{}", path.display()),
-            StoreUrl::Redis => Deployment::parse(&url)?.address(),
-        };
-        let settings = Self { url, store, address, options };
+        let settings = Self { url, store, options };
         settings.check()?;
         Ok(settings)
     }
 
     /// The URL without secrets.
-    pub(super) fn address(&self) -> &str {
-        &self.address
+    pub(super) fn address(&self) -> String {
+        self.store.to_string()
     }
 
     pub(super) fn is_memory(&self) -> bool {
-        self.store == StoreUrl::Memory
+        matches!(self.store, StoreUrl::Memory)
     }
 
     /// Settings that the store does not have are refused, not ignored.
     fn check(&self) -> Result<(), Failure> {
         let (redis, remote) = match self.store {
-            StoreUrl::Redis => (true, true),
+            StoreUrl::Redis(_) => (true, true),
             StoreUrl::File(_) => (false, true),
-            StoreUrl::Memory => (false, false),
+            _ => (false, false),
         };
         let options = &self.options;
         let settings = [
@@ -81,7 +75,7 @@ impl Settings {
         ];
         for (name, given, is_supported) in settings {
             if given && !is_supported {
-                let address = &self.address;
+                let address = self.address();
                 return Err(Failure::Invalid(format!(
                     "invalid {name}: the store {address} has no such setting: leave it out"
                 )));
@@ -114,7 +108,6 @@ impl Settings {
     pub(super) async fn open(&self) -> Result<Engine, Failure> {
         let options = &self.options;
         match &self.store {
-            StoreUrl::Memory => Ok(Engine::memory()),
             StoreUrl::File(path) => {
                 process::open_file()?;
                 let mut builder = Engine::local_builder(path);
@@ -129,7 +122,7 @@ impl Settings {
                 }
                 Ok(builder.open().await?)
             }
-            StoreUrl::Redis => {
+            StoreUrl::Redis(_) => {
                 let mut builder = Engine::redis_builder(&self.url);
                 if let Some(namespace) = &options.namespace {
                     builder = builder.namespace(namespace);
@@ -154,6 +147,7 @@ impl Settings {
                 }
                 Ok(builder.open().await?)
             }
+            _ => Ok(Engine::open(&self.url).await?),
         }
     }
 }

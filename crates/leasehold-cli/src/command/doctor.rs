@@ -3,7 +3,8 @@
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 
-use leasehold::{Client, Deployment, Error, shortest_lease};
+use leasehold::url::Deployment;
+use leasehold::{Client, Error, shortest_lease};
 use serde_json::{Value, json};
 
 use crate::advice::advice;
@@ -47,7 +48,7 @@ async fn examine(store: &Store) -> Report {
     // Creating it would hide a mistyped path.
     if let Some(path) = store.missing() {
         let advice = "correct --store; if it is right, `leasehold run` creates the file";
-        report.bad("reachable", format!("there is no store at {path}"), advice);
+        report.bad("reachable", format!("there is no store at {}", path.display()), advice);
         report.end_with(UNAVAILABLE);
         return report;
     }
@@ -69,13 +70,13 @@ async fn examine(store: &Store) -> Report {
     let refused = !opened && report.code == Some(REFUSED);
     match store.deployment() {
         Some(Deployment::Server(server)) if opened => {
-            redis::examine(store, &server, &mut report).await;
+            redis::examine(store, server, &mut report).await;
         }
         Some(Deployment::Cluster(seeds)) if !refused => {
-            cluster::examine(store, &seeds, &mut report).await;
+            cluster::examine(store, seeds, &mut report).await;
         }
         Some(Deployment::Sentinel(settings)) if !refused => {
-            sentinel::examine(store, &settings, &mut report).await;
+            sentinel::examine(store, settings, &mut report).await;
         }
         _ => {}
     }

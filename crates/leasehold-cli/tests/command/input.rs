@@ -58,7 +58,7 @@ fn unknown_stores_are_refused() {
     let nowhere = refused(&["ls", "--store", "somewhere"]);
     assert!(
         nowhere.starts_with(
-            "invalid store: \"somewhere\" is not a URL: for a file write sqlite:somewhere"
+            "invalid store: it is not a URL: for a file write sqlite:PATH, for a Redis server redis://"
         ),
         "{nowhere}"
     );
@@ -77,7 +77,7 @@ fn unknown_stores_are_refused() {
     }
     let odd = refused(&["ls", "--store", "redis://user:secret@host:port"]);
     assert!(
-        odd.starts_with("invalid url: the port is not a number from 1 to 65535: expected"),
+        odd.starts_with("invalid store: the port is not a number from 1 to 65535: expected"),
         "{odd}"
     );
     assert!(!odd.contains("secret"), "{odd}");

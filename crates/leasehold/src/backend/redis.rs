@@ -27,13 +27,13 @@ use crate::machine::{Command, LimitsChanged, Outcome};
 use crate::name::Name;
 use crate::stats::PoolStats;
 use crate::stats::{Query, SemaphoreStats};
+use crate::url::Deployment;
 use crate::{AcquisitionId, ClientId, ClientInfo, Error, LockId};
 
 mod cluster;
 mod command;
 mod connect;
 mod connection;
-mod deployment;
 mod errors;
 mod lock_index;
 mod locks;
@@ -52,12 +52,9 @@ mod stats_reader;
 mod tests;
 mod tls;
 mod topology;
-mod url;
 mod value;
 
 use command::RedisCommand;
-pub(crate) use deployment::SentinelAccess;
-pub use deployment::{Deployment, Endpoint, SentinelSettings, ServerSettings};
 pub use locks::LockLayout;
 use locks::LockScripts;
 pub(crate) use locks::Prefix;

@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use super::Client;
 use crate::Error;
-use crate::backend::redis::{LockLayout, Prefix, Purpose, Redis, RedisSettings, SentinelAccess};
+use crate::backend::redis::{LockLayout, Prefix, Purpose, Redis, RedisSettings};
 use crate::engine::{Engine, Settings};
 use crate::name::{claim_time, positive};
+use crate::url::SentinelAccess;
 
 impl Client {
     /// Opens a client on Redis or Valkey, version 6.2 or later (7.0 in a cluster). Its permits are shared by all

@@ -176,7 +176,10 @@ async fn urls_that_do_not_parse_are_refused_without_being_repeated() {
     ] {
         let begun = Instant::now();
         let error = refused(&url).await;
-        assert!(matches!(error, Error::InvalidArgument { what: "url", .. }), "{url:?}: {error:?}");
+        assert!(
+            matches!(error, Error::InvalidArgument { what: "store", .. }),
+            "{url:?}: {error:?}"
+        );
         assert!(error.to_string().contains("redis://"), "{error}");
         assert!(begun.elapsed() < AT_ONCE, "no I/O");
     }

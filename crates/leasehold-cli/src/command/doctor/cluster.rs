@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use leasehold::ServerSettings;
+use leasehold::url::ServerSettings;
 use serde_json::{Value, json};
 
 use super::Report;

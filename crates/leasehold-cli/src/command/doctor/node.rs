@@ -1,6 +1,6 @@
 //! Queries several servers, and merges findings that are the same on all of them.
 
-use leasehold::ServerSettings;
+use leasehold::url::ServerSettings;
 use redis::FromRedisValue;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use leasehold::{SentinelSettings, ServerSettings};
+use leasehold::url::{SentinelSettings, ServerSettings};
 use serde_json::{Value, json};
 
 use super::Report;

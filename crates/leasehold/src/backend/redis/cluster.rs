@@ -24,13 +24,13 @@ use tokio::time::Instant;
 use super::RedisSettings;
 use super::connect::client_record;
 use super::connection::{Connection, RECORD_CLIENT_EVERY, Target};
-use super::deployment::ServerSettings;
 use super::errors::within;
 use super::scripts::Scripts;
 use super::slots::SLOTS;
 use crate::backend::{Destination, Event, Report, Slot};
 use crate::callbacks::event;
 use crate::clock::{Moment, Span};
+use crate::url::ServerSettings;
 use crate::{ClientId, Error};
 
 mod map;

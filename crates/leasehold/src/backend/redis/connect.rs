@@ -18,13 +18,13 @@ use tokio::task::JoinSet;
 
 use super::command::RedisCommand;
 use super::connection::{Connection, Target};
-use super::deployment::{Endpoint, ServerSettings};
 use super::errors::{RedisError, ServerError, translate, translate_server};
 use super::sentinel::Announced;
 use super::socket::{MOST_WAKE_UPS, Replies, Socket, Stream};
 use super::value::{Push, Value};
 use super::{RedisSettings, tls};
 use crate::backend::threads;
+use crate::url::{Endpoint, ServerSettings};
 use crate::{ClientId, Error, process};
 
 /// The oldest supported server (it has `ZMSCORE`), and the oldest supported node of a cluster (it has `SPUBLISH`).
@@ -92,7 +92,7 @@ impl Connection {
         client: ClientId,
         before: Option<&Identity>,
     ) -> Result<OpenSocket, Error> {
-        let what = format!("connecting to {}", info.address());
+        let what = format!("connecting to {info}");
         let failed = |error: RedisError| translate(&what, &error);
         let mut socket = OpenSocket::open(&self.settings, info).await.map_err(failed)?;
         let queries = [["INFO", "server"], ["CLIENT", "ID"], ["INFO", "replication"]];
@@ -155,7 +155,7 @@ impl Connection {
                 format!("the server is a sentinel: use {url}, with the name of the primary")
             }
             (Some("standalone"), Target::Node(_)) => {
-                format!("the server is not a cluster node: use {}", info.address())
+                format!("the server is not a cluster node: use {info}")
             }
             _ => return Ok(()),
         };

@@ -16,7 +16,6 @@ use tokio::sync::watch;
 use super::RedisSettings;
 use super::command::RedisCommand;
 use super::connect::{Identity, OpenSocket, client_record, received};
-use super::deployment::ServerSettings;
 use super::errors::{RedisError, ServerError, translate, translate_server, within};
 use super::scripts::Scripts;
 use super::sentinel::{Sentinels, moved_from};
@@ -29,6 +28,7 @@ use crate::callbacks::event;
 use crate::clock::{Moment, Span, Time};
 use crate::machine::Held;
 use crate::name::Name;
+use crate::url::ServerSettings;
 use crate::{ClientId, Error, Fence};
 
 #[cfg(test)]
@@ -107,7 +107,7 @@ impl Connection {
     ) -> Arc<Self> {
         let address = match &target {
             Target::Only(_) | Target::Primary(_) => settings.address.clone(),
-            Target::Node(info) => info.address(),
+            Target::Node(info) => info.to_string(),
         };
         let state = watch::Sender::new(ConnectionState::Connecting);
         let is_late = AtomicBool::new(false);

@@ -136,7 +136,7 @@ pub(super) fn translate(what: &str, error: &RedisError) -> Error {
         ),
         RedisError::Violation(why) => Error::unavailable(format!("{what}: {why}"), false, None),
         RedisError::NotResp => unusable("the server does not answer as Redis does: check the port"),
-        RedisError::Url(problem) => Error::invalid("url", format!("{what}: {problem}")),
+        RedisError::Url(problem) => Error::invalid("store", format!("{what}: {problem}")),
     }
 }
 

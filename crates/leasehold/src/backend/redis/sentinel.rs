@@ -22,10 +22,10 @@ use super::RedisSettings;
 use super::command::RedisCommand;
 use super::connect::{AbortOnDrop, Identity, OpenSocket};
 use super::connection::Connection;
-use super::deployment::{SentinelSettings, ServerSettings};
 use super::errors::{RedisError, translate, within};
 use super::value::{PushKind, Value};
 use crate::callbacks::event;
+use crate::url::{SentinelSettings, ServerSettings};
 use crate::{ClientId, Error};
 
 /// The channel on which sentinels announce another primary.
@@ -119,7 +119,7 @@ impl Sentinels {
                 Some(Ok((sentinel, Ok(view)))) => {
                     self.learn(&sentinel, &view.others);
                     if !newest.add(view) {
-                        let what = sentinel.address();
+                        let what = sentinel.to_string();
                         let what = format!("the sentinel {what} names an outdated primary");
                         failed(Error::unavailable(what, false, None));
                     }
@@ -136,7 +136,7 @@ impl Sentinels {
             let Some(address) = newest.untried.pop() else { break };
             event!(debug, host = address.0, port = address.1, "a sentinel named this primary");
             let info = self.named.server.at(&address.0, address.1);
-            let what = format!("connecting to {}", info.address());
+            let what = format!("connecting to {info}");
             let connected = connection.connect_to(&info, client, before);
             match within(limit, &what, connected).await {
                 Ok(mut socket) => {
@@ -196,7 +196,7 @@ impl Sentinels {
 
     /// Asks a sentinel, and records how new its configuration is.
     async fn query(&self, sentinel: &ServerSettings) -> Result<View, Error> {
-        let what = format!("request to the sentinel {}", sentinel.address());
+        let what = format!("request to the sentinel {sentinel}");
         let failed = |error: RedisError| {
             let text = error.to_string();
             if text.starts_with("ERR unknown command") && !text.contains("HELLO") {

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use rustls::RootCertStore;
 
-use super::deployment::{Deployment, SentinelAccess};
 use super::locks::{LockLayout, Prefix};
 use super::tls;
 use crate::Error;
 use crate::clock::Span;
+use crate::url::{Deployment, SentinelAccess, StoreUrl};
 
 /// The address of Redis, and how the client uses it.
 #[derive(Clone)]
@@ -39,9 +39,12 @@ pub(crate) enum Purpose {
 
 impl RedisSettings {
     pub(crate) fn new(url: &str) -> Result<Self, Error> {
-        let deployment = Deployment::parse(url)?;
+        let StoreUrl::Redis(deployment) = StoreUrl::parse(url)? else {
+            let problem = "the URL is not one of Redis: expected redis://host:port";
+            return Err(Error::invalid("store", problem));
+        };
         Ok(Self {
-            address: deployment.address(),
+            address: deployment.to_string(),
             deployment,
             roots: None,
             namespace: "adv-sem".to_owned(),

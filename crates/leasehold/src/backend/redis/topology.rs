@@ -9,6 +9,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use super::RedisSettings;
 use super::cluster::{Cluster, redirect};
 use super::command::RedisCommand;
 use super::connection::{CommandReply, Connection, Failure, Target};
@@ -17,9 +18,9 @@ use super::scripts::Scripts;
 use super::sentinel::Sentinels;
 use super::slots::slot_of;
 use super::value::Value;
-use super::{Deployment, RedisSettings};
 use crate::backend::{Destination, Report, Slot};
 use crate::clock::Moment;
+use crate::url::Deployment;
 use crate::{ClientId, Error};
 
 /// How long a command may take on the server that its slot is being moved to: this many times as long as on the server

@@ -9,10 +9,10 @@ use crate::backend::redis::RedisSettings;
 use crate::backend::redis::command::RedisCommand;
 use crate::backend::redis::connect::{OpenSocket, field};
 use crate::backend::redis::connection::Connection;
-use crate::backend::redis::deployment::ServerSettings;
 use crate::backend::redis::errors::{RedisError, translate, within};
 use crate::backend::redis::slots::SLOTS;
 use crate::backend::redis::value::Value;
+use crate::url::ServerSettings;
 
 /// The primaries with their ranges of slots (first and last), and the replicas.
 #[derive(Debug, Default, PartialEq)]
@@ -44,7 +44,7 @@ pub(super) struct MapSource {
 pub(super) async fn ask_one(settings: Arc<RedisSettings>, source: MapSource) -> Result<Map, Error> {
     let queries = ["SLOTS", "INFO"].map(|word| RedisCommand::new("CLUSTER").arg(word));
     let MapSource { info, connection } = source;
-    let what = format!("request to {}", info.address());
+    let what = format!("request to {info}");
     let asking = async {
         if let Some(connection) = connection {
             let answers: Result<Vec<_>, _> =
@@ -70,7 +70,7 @@ pub(super) async fn ask_one(settings: Arc<RedisSettings>, source: MapSource) -> 
 fn not_a_cluster(what: &str, info: &ServerSettings, error: &RedisError) -> Error {
     match error {
         RedisError::Server(error) if error.to_string().contains("cluster support disabled") => {
-            let problem = format!("the server is not a cluster node: use {}", info.address());
+            let problem = format!("the server is not a cluster node: use {info}");
             Error::Unusable { what: format!("{what}: {problem}") }
         }
         error => translate(what, error),

@@ -18,7 +18,7 @@ use super::Cluster;
 use super::map::{Map, MapSource, ask_one};
 use crate::Error;
 use crate::backend::redis::connection::Target;
-use crate::backend::redis::deployment::ServerSettings;
+use crate::url::ServerSettings;
 
 /// How many nodes are asked at once.
 const ASKED_AT_ONCE: usize = 4;

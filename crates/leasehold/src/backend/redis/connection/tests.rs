@@ -6,15 +6,15 @@ use testkit::wait::{deadline, eventually};
 
 use super::*;
 use crate::backend::Slot;
-use crate::backend::redis::Deployment;
 use crate::backend::redis::settings::Purpose;
 use crate::backend::redis::topology::Topology;
+use crate::url::Deployment;
 
 fn connection_to(url: &str, purpose: Purpose) -> (Arc<Connection>, Topology) {
     let settings = RedisSettings { purpose, ..RedisSettings::new(url).unwrap() };
     let settings = Arc::new(settings);
-    let server = match Deployment::parse(url) {
-        Ok(Deployment::Server(server)) => Target::Only(server),
+    let server = match &settings.deployment {
+        Deployment::Server(server) => Target::Only(server.clone()),
         other => panic!("{other:?}"),
     };
     let connection = Connection::new(settings, Arc::new(Scripts::new()), server, Destination::ONLY);

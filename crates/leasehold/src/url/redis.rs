@@ -8,8 +8,7 @@ use std::net::Ipv6Addr;
 
 use percent_encoding::percent_decode_str;
 
-use super::deployment::{Deployment, Endpoint, SentinelSettings, ServerSettings};
-use crate::Error;
+use super::{Deployment, Endpoint, Scheme, SentinelSettings, ServerSettings};
 
 const SERVER: &str =
     "redis://[user[:password]@]host[:port][/database], rediss://… for TLS, or unix:///path";
@@ -26,29 +25,21 @@ const LATE_AT: Problem = Cow::Borrowed(
     "there is an @ after the hosts; in a password, write %2F for /, %3F for ? and %23 for #",
 );
 
-/// Parses the URL of a deployment.
-pub(super) fn parse(url: &str) -> Result<Deployment, Error> {
-    let (scheme, rest) = url.split_once("://").unwrap_or_default();
+/// Parses what follows `//` in the URL of a deployment.
+pub(super) fn parse(scheme: Scheme, rest: &str) -> Result<Deployment, String> {
     let (parsed, expected) = match scheme {
-        "redis-sentinel" => (sentinel(false, rest).map(Deployment::Sentinel), SENTINEL),
-        "rediss-sentinel" => (sentinel(true, rest).map(Deployment::Sentinel), SENTINEL),
-        "redis-cluster" => (cluster(false, rest).map(Deployment::Cluster), CLUSTER),
-        "rediss-cluster" => (cluster(true, rest).map(Deployment::Cluster), CLUSTER),
-        _ => (server(url).map(Deployment::Server), SERVER),
+        Scheme::Server { tls } => (server(false, tls, rest).map(Deployment::Server), SERVER),
+        Scheme::Socket => (server(true, false, rest).map(Deployment::Server), SERVER),
+        Scheme::Sentinel { tls } => (sentinel(tls, rest).map(Deployment::Sentinel), SENTINEL),
+        Scheme::Cluster { tls } => (cluster(tls, rest).map(Deployment::Cluster), CLUSTER),
+        Scheme::Memory | Scheme::File => (Err(DOES_NOT_PARSE), SERVER),
     };
-    parsed.map_err(|problem| Error::invalid("url", format!("{problem}: expected {expected}")))
+    parsed.map_err(|problem| format!("{problem}: expected {expected}"))
 }
 
-/// Parses the URL of one server.
-fn server(url: &str) -> Result<ServerSettings, Problem> {
-    let (scheme, rest) = url.split_once("://").ok_or("// is missing before the host")?;
+/// Parses what follows `redis://` or `unix://`.
+fn server(is_socket: bool, tls: bool, rest: &str) -> Result<ServerSettings, Problem> {
     let parts = Parts::of(rest, "6379");
-    let (is_socket, tls) = match scheme {
-        "redis" | "valkey" => (false, false),
-        "rediss" | "valkeys" => (false, true),
-        "unix" | "redis+unix" | "valkey+unix" => (true, false),
-        _ => return Err(DOES_NOT_PARSE),
-    };
     if is_socket {
         parts.check_parameters(&["db", "user", "pass", "protocol"])?;
     } else {
@@ -257,10 +248,18 @@ fn valid_host(host: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::url::StoreUrl;
+
+    fn deployment(url: &str) -> Deployment {
+        match StoreUrl::parse(url) {
+            Ok(StoreUrl::Redis(deployment)) => deployment,
+            other => panic!("{url}: {other:?}"),
+        }
+    }
 
     fn server(url: &str) -> ServerSettings {
-        match Deployment::parse(url) {
-            Ok(Deployment::Server(settings)) => settings,
+        match deployment(url) {
+            Deployment::Server(settings) => settings,
             other => panic!("{url}: {other:?}"),
         }
     }
@@ -270,15 +269,15 @@ mod tests {
     }
 
     fn problem(url: &str) -> String {
-        let Err(error) = Deployment::parse(url) else { panic!("{url} parses") };
+        let Err(error) = StoreUrl::parse(url) else { panic!("{url} parses") };
         error.to_string()
     }
 
     #[test]
     fn sentinels_and_servers_have_credentials_of_their_own() {
         let url = "rediss-sentinel://app:s%40cret@one:1,two,[::1]:3/mymaster/2?sentinel_user=watch&sentinel_password=p%26w&sentinel_tls=no";
-        let parsed = Deployment::parse(url).unwrap();
-        assert_eq!(parsed.address(), "rediss-sentinel://one:1,two:26379,[::1]:3/mymaster/2");
+        let parsed = deployment(url);
+        assert_eq!(parsed.to_string(), "rediss-sentinel://one:1,two:26379,[::1]:3/mymaster/2");
         let Deployment::Sentinel(settings) = parsed else { panic!("no sentinels") };
         assert_eq!(credentials(&settings.server), (Some("app"), Some("s@cret")));
         assert_eq!(settings.server.database, 2);
@@ -290,8 +289,8 @@ mod tests {
 
     #[test]
     fn a_cluster_is_reached_by_some_of_its_nodes() {
-        let parsed = Deployment::parse("redis-cluster://:pw@one,two:7000").unwrap();
-        assert_eq!(parsed.address(), "redis-cluster://one:6379,two:7000");
+        let parsed = deployment("redis-cluster://:pw@one,two:7000");
+        assert_eq!(parsed.to_string(), "redis-cluster://one:6379,two:7000");
         let Deployment::Cluster(nodes) = parsed else { panic!("no cluster") };
         assert_eq!(credentials(&nodes[1]), (None, Some("pw")));
     }
@@ -320,10 +319,7 @@ mod tests {
         assert_eq!(database("rediss://host/2"), 2);
         assert_eq!(database("redis://host/2?db=2"), 2);
         assert_eq!(database("unix:///tmp/a@b.sock?db=4&pass=p@ss"), 4);
-        assert_eq!(
-            Deployment::parse("redis://host?db=1").unwrap().address(),
-            "redis://host:6379/1"
-        );
+        assert_eq!(deployment("redis://host?db=1").to_string(), "redis://host:6379/1");
         assert!(problem("redis://host/2?db=3").contains("select different databases"));
         assert!(problem("redis://host?db=one").contains("the database is not a number"));
         assert!(problem("redis://host?db=1&db=2").contains("\"db\" is given twice"));
@@ -402,7 +398,7 @@ mod tests {
             );
         }
         let url = "redis-sentinel://one/mymaster?sentinel_password=p@ss";
-        assert!(Deployment::parse(url).is_ok());
+        deployment(url);
     }
 
     #[test]
@@ -437,7 +433,6 @@ mod tests {
             "redis://:%ff@host",
             "unix://host/path",
             "unix://",
-            "http://host",
         ] {
             assert!(problem(url).contains("it does not parse"), "{url}: {}", problem(url));
         }

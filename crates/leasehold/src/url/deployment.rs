@@ -3,13 +3,21 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use super::url;
-use crate::Error;
-
-/// The deployment that a URL names.
+/// A deployment of Redis.
 ///
-/// It is public only for the command, whose `doctor` queries servers itself. It is not part of the API.
+/// It is displayed as a URL without user, password and parameters.
+///
+/// ```
+/// use leasehold::url::{Deployment, StoreUrl};
+///
+/// let store = StoreUrl::parse("redis-cluster://:secret@node1,node2:7000")?;
+/// let StoreUrl::Redis(Deployment::Cluster(nodes)) = store else { unreachable!() };
+/// assert_eq!(nodes[1].host_and_port(), ("node2".to_owned(), 7000));
+/// assert_eq!(nodes[1].password.as_deref(), Some("secret"));
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub enum Deployment {
     /// One server.
     Server(ServerSettings),
@@ -21,6 +29,7 @@ pub enum Deployment {
 
 /// The sentinels that monitor a primary.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct SentinelSettings {
     /// The sentinels in the URL.
     pub sentinels: Vec<ServerSettings>,
@@ -31,7 +40,10 @@ pub struct SentinelSettings {
 }
 
 /// How to connect to one server.
+///
+/// It is displayed as a URL without user, password and parameters.
 #[derive(Clone)]
+#[non_exhaustive]
 pub struct ServerSettings {
     /// The server's address.
     pub endpoint: Endpoint,
@@ -62,7 +74,7 @@ pub enum Endpoint {
 /// Without the password.
 impl fmt::Debug for ServerSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ServerSettings({})", self.address())
+        write!(f, "ServerSettings({self})")
     }
 }
 
@@ -75,30 +87,6 @@ pub(crate) struct SentinelAccess {
 }
 
 impl Deployment {
-    /// Parses a URL. No error repeats the URL, because it may contain a password.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] if it is not a valid Redis URL.
-    pub fn parse(url: &str) -> Result<Self, Error> {
-        url::parse(url)
-    }
-
-    /// Returns the URL without secrets, for messages.
-    #[must_use]
-    pub fn address(&self) -> String {
-        match self {
-            Self::Server(server) => server.address(),
-            Self::Sentinel(SentinelSettings { sentinels, service, server }) => {
-                let (scheme, hosts) = (server.scheme(), hosts(sentinels));
-                format!("{scheme}-sentinel://{hosts}/{service}{}", server.database_path())
-            }
-            Self::Cluster(seeds) => {
-                let scheme = seeds.first().map_or("redis", ServerSettings::scheme);
-                format!("{scheme}-cluster://{}", hosts(seeds))
-            }
-        }
-    }
-
     /// Whether any connection uses TLS.
     #[must_use]
     pub fn has_tls(&self) -> bool {
@@ -112,9 +100,25 @@ impl Deployment {
     }
 }
 
+impl fmt::Display for Deployment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Server(server) => server.fmt(f),
+            Self::Sentinel(SentinelSettings { sentinels, service, server }) => {
+                let (scheme, hosts) = (server.scheme(), hosts(sentinels));
+                write!(f, "{scheme}-sentinel://{hosts}/{service}{}", server.database_path())
+            }
+            Self::Cluster(seeds) => {
+                let scheme = seeds.first().map_or("redis", ServerSettings::scheme);
+                write!(f, "{scheme}-cluster://{}", hosts(seeds))
+            }
+        }
+    }
+}
+
 impl SentinelSettings {
     /// Applies the settings for connections to the sentinels.
-    pub(super) fn reach_by(&mut self, access: &SentinelAccess) {
+    pub(crate) fn reach_by(&mut self, access: &SentinelAccess) {
         for sentinel in &mut self.sentinels {
             if access.user.is_some() {
                 sentinel.user.clone_from(&access.user);
@@ -127,6 +131,18 @@ impl SentinelSettings {
                 *tls = use_tls;
             }
         }
+    }
+}
+
+impl fmt::Display for ServerSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.endpoint {
+            Endpoint::Tcp { host, port, .. } => {
+                write!(f, "{}://{}", self.scheme(), joined(host, *port))?;
+            }
+            Endpoint::Unix(path) => write!(f, "unix://{}", path.display())?,
+        }
+        f.write_str(&self.database_path())
     }
 }
 
@@ -153,25 +169,13 @@ impl ServerSettings {
         matches!(self.endpoint, Endpoint::Tcp { tls: true, .. })
     }
 
-    /// Returns the URL without secrets, for messages.
-    #[must_use]
-    pub fn address(&self) -> String {
-        let address = match &self.endpoint {
-            Endpoint::Tcp { host, port, .. } => {
-                format!("{}://{}", self.scheme(), joined(host, *port))
-            }
-            Endpoint::Unix(path) => format!("unix://{}", path.display()),
-        };
-        address + &self.database_path()
-    }
-
     /// Returns the URL to suggest if a single server turns out to be a node of a cluster.
-    pub(super) fn cluster_url(&self) -> String {
+    pub(crate) fn cluster_url(&self) -> String {
         format!("{}-cluster://{}", self.scheme(), hosts(std::slice::from_ref(self)))
     }
 
     /// Returns the URL to suggest if a single server turns out to be a sentinel.
-    pub(super) fn sentinel_url(&self) -> String {
+    pub(crate) fn sentinel_url(&self) -> String {
         format!("{}-sentinel://{}/NAME", self.scheme(), hosts(std::slice::from_ref(self)))
     }
 

@@ -3,53 +3,50 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use crate::Error;
+/// What is wrong with a URL.
+type Problem = String;
 
-/// Returns the path in a `sqlite:` URL. `~/` at its start stands for the home directory, because a shell expands it in
-/// `LEASEHOLD_STORE=sqlite:~/leases` but not in `--store sqlite:~/leases`.
+/// Returns the path after `sqlite:`.
 ///
-/// It is public only for the command. It is not part of the API.
-///
-/// # Errors
-/// [`Error::InvalidArgument`] if there is no path in the URL, or if the home directory is not known.
-pub fn sqlite_path(url: &str) -> Result<PathBuf, Error> {
-    expand(path_of(url)?, std::env::var_os("HOME"))
+/// `~/` at its start stands for the home directory, because a shell expands it in `LEASEHOLD_STORE=sqlite:~/leases` but
+/// not in `--store sqlite:~/leases`.
+pub(super) fn parse(rest: &str) -> Result<PathBuf, Problem> {
+    expand(path_of(rest)?, std::env::var_os("HOME"))
 }
 
-fn path_of(url: &str) -> Result<&str, Error> {
+fn path_of(rest: &str) -> Result<&str, Problem> {
     let expected = "expected sqlite:/path/to/a/file, or sqlite:file for one in this directory";
-    let rest = url.strip_prefix("sqlite:").unwrap_or(url);
     let path = match rest.strip_prefix("//") {
         Some(path) if path.starts_with('/') => path,
         Some(_) => {
             let problem = "sqlite:// is followed by a host name, but the file must be on this host";
-            return Err(Error::invalid("store", format!("{problem}: {expected}")));
+            return Err(format!("{problem}: {expected}"));
         }
         None => rest,
     };
     if path.contains("://") {
         let problem = "the URL of another store follows sqlite:";
-        return Err(Error::invalid("store", format!("{problem}; remove sqlite:, or {expected}")));
+        return Err(format!("{problem}; remove sqlite:, or {expected}"));
     }
     if path == ":memory:" {
-        return Err(Error::invalid("store", "for a store in memory, use memory:"));
+        return Err("for a store in memory, use memory:".to_owned());
     }
     if path.is_empty() {
-        return Err(Error::invalid("store", format!("it has no path: {expected}")));
+        return Err(format!("it has no path: {expected}"));
     }
     Ok(path)
 }
 
-fn expand(path: &str, home: Option<OsString>) -> Result<PathBuf, Error> {
+fn expand(path: &str, home: Option<OsString>) -> Result<PathBuf, Problem> {
     let Some(rest) = path.strip_prefix('~') else { return Ok(PathBuf::from(path)) };
     let literal = format!("write the whole path, or sqlite:./{path} for a file of that name");
     let Some(rest) = rest.strip_prefix('/') else {
         let problem = format!("only ~/ is expanded, not {path:?}");
-        return Err(Error::invalid("store", format!("{problem}: {literal}")));
+        return Err(format!("{problem}: {literal}"));
     };
     match home.filter(|home| Path::new(home).is_absolute()) {
         Some(home) => Ok(PathBuf::from(home).join(rest)),
-        None => Err(Error::invalid("store", format!("HOME is not set: {literal}"))),
+        None => Err(format!("HOME is not set: {literal}")),
     }
 }
 
@@ -64,7 +61,7 @@ mod tests {
         assert_eq!(expand("/a/~/x.db", None).unwrap(), Path::new("/a/~/x.db"));
         assert_eq!(expand("./~/x.db", None).unwrap(), Path::new("./~/x.db"));
         for (path, home) in [("~/x.db", None), ("~joe/x.db", Some("/home/u")), ("~", Some("/h"))] {
-            let message = expand(path, home).unwrap_err().to_string();
+            let message = expand(path, home).unwrap_err();
             assert!(message.contains(&format!("or sqlite:./{path} for")), "{message}");
         }
     }
@@ -72,10 +69,10 @@ mod tests {
     #[test]
     fn the_path_follows_the_scheme() {
         for (url, path) in [("sqlite:x", "x"), ("sqlite:/a/b", "/a/b"), ("sqlite:///a/b", "/a/b")] {
-            assert_eq!(sqlite_path(url).unwrap(), Path::new(path));
+            assert_eq!(parse(url.strip_prefix("sqlite:").unwrap()).unwrap(), Path::new(path));
         }
         for url in ["sqlite:", "sqlite://host/a", "sqlite::memory:", "sqlite:redis://host"] {
-            assert!(sqlite_path(url).is_err(), "{url}");
+            assert!(parse(url.strip_prefix("sqlite:").unwrap()).is_err(), "{url}");
         }
     }
 }
