@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use clap::builder::FalseyValueParser;
 use clap::error::ErrorKind;
-use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum, ValueHint};
+use clap::{
+    Arg, ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum, ValueHint,
+};
 
 use leasehold::url;
 
@@ -89,11 +91,11 @@ pub(crate) enum Command {
 }
 
 const NAMESPACE: &str = "\
-On Redis: the prefix of the keys of semaphores [default: adv-sem] [env: LEASEHOLD_NAMESPACE]";
+The prefix of the keys of semaphores [default: adv-sem] [env: LEASEHOLD_NAMESPACE]";
 const LOCK_PREFIX: &str = "\
-On Redis: the prefix of the keys of locks [default: syncguard] [env: LEASEHOLD_LOCK_PREFIX]";
+The prefix of the keys of locks [default: syncguard] [env: LEASEHOLD_LOCK_PREFIX]";
 const LOCK_LAYOUT: &str = "\
-On Redis: the key layout of locks, that of version 1 or 2 of the library SyncGuard: syncguard-1 or syncguard-2 [default: syncguard-1] [env: LEASEHOLD_LOCK_LAYOUT]";
+The key layout of locks, that of version 1 or 2 of the library SyncGuard: syncguard-1 or syncguard-2 [default: syncguard-1] [env: LEASEHOLD_LOCK_LAYOUT]";
 const CA_CERTIFICATE: &str = "\
 Over TLS: trust only the authorities in this PEM file [env: LEASEHOLD_CA_CERTIFICATE]";
 
@@ -153,8 +155,6 @@ impl WaitArgs {
 
 #[derive(Args, Debug)]
 pub(crate) struct RunArgs {
-    #[command(flatten)]
-    pub(crate) store: StoreArgs,
     /// How many may run at once. The latest -n for a name applies to all, unless `limit --pin` overrides it. Default:
     /// the current limit of the name; for a new name 1, or no limit with --rate
     #[arg(short = 'n', long, value_name = "N", value_parser = count)]
@@ -198,12 +198,12 @@ pub(crate) struct RunArgs {
     /// The command to run
     #[arg(last = true, required = true, value_name = "CMD")]
     pub(crate) command: Vec<OsString>,
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct LockArgs {
-    #[command(flatten)]
-    pub(crate) store: StoreArgs,
     /// The longest time that the child may run
     #[arg(long, value_name = "D", value_parser = positive)]
     pub(crate) ttl: Option<Duration>,
@@ -230,12 +230,12 @@ pub(crate) struct LockArgs {
     /// The command to run
     #[arg(last = true, required = true, value_name = "CMD")]
     pub(crate) command: Vec<OsString>,
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct LsArgs {
-    #[command(flatten)]
-    pub(crate) store: StoreArgs,
     /// Include names that are not in use now
     #[arg(short, long)]
     pub(crate) all: bool,
@@ -245,12 +245,12 @@ pub(crate) struct LsArgs {
     /// Replaced by `top`
     #[arg(long, hide = true)]
     pub(crate) watch: bool,
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct ShowArgs {
-    #[command(flatten)]
-    pub(crate) store: StoreArgs,
     /// Print JSON, for scripts
     #[arg(long)]
     pub(crate) json: bool,
@@ -259,6 +259,8 @@ pub(crate) struct ShowArgs {
     pub(crate) watch: bool,
     /// The name of a semaphore or a pool, or the key of a lock
     pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
 }
 
 #[derive(Args, Debug)]
@@ -269,11 +271,6 @@ pub(crate) struct TopArgs {
 
 #[derive(Args, Debug)]
 pub(crate) struct LimitArgs {
-    #[command(flatten)]
-    pub(crate) store: StoreArgs,
-    /// Print JSON, for scripts
-    #[arg(long)]
-    pub(crate) json: bool,
     /// Keep this limit, even if `run -n` or a program declares another
     #[arg(long, conflicts_with = "unpin")]
     pub(crate) pin: bool,
@@ -292,31 +289,34 @@ pub(crate) struct LimitArgs {
     /// The new limit
     #[arg(value_name = "N", value_parser = count)]
     pub(crate) capacity: Option<u32>,
+    /// Print JSON, for scripts
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct PauseArgs {
-    #[command(flatten)]
-    pub(crate) store: StoreArgs,
     /// The reason, which waiting commands show
     #[arg(long, value_name = "TEXT")]
     pub(crate) reason: Option<String>,
     /// The semaphore's name
     pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct ResumeArgs {
-    #[command(flatten)]
-    pub(crate) store: StoreArgs,
     /// The semaphore's name
     pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct DrainArgs {
-    #[command(flatten)]
-    pub(crate) store: StoreArgs,
     /// The reason, which waiting commands show
     #[arg(long, value_name = "TEXT")]
     pub(crate) reason: Option<String>,
@@ -325,23 +325,23 @@ pub(crate) struct DrainArgs {
     pub(crate) wait: Option<Duration>,
     /// The semaphore's name
     pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct ForgetArgs {
-    #[command(flatten)]
-    pub(crate) store: StoreArgs,
     /// Remove the semaphore. Without --yes, only explain what that removes
     #[arg(long)]
     pub(crate) yes: bool,
     /// The semaphore's name
     pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct ReleaseArgs {
-    #[command(flatten)]
-    pub(crate) store: StoreArgs,
     /// Print JSON, for scripts
     #[arg(long)]
     pub(crate) json: bool,
@@ -353,12 +353,12 @@ pub(crate) struct ReleaseArgs {
     /// The id of the permit, the waiter or the lock. Without it, NAME is the key of a lock
     #[arg(allow_hyphen_values = true)]
     pub(crate) id: Option<String>,
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct LookupArgs {
-    #[command(flatten)]
-    pub(crate) store: StoreArgs,
     /// Print JSON, for scripts
     #[arg(long)]
     pub(crate) json: bool,
@@ -367,12 +367,12 @@ pub(crate) struct LookupArgs {
     pub(crate) raw: bool,
     /// The lock's key
     pub(crate) key: String,
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct ServeArgs {
-    #[command(flatten)]
-    pub(crate) store: StoreArgs,
     /// The address and port to listen on; port 0 takes a free one
     #[arg(long, value_name = "ADDRESS:PORT", value_parser = socket_address, default_value = "127.0.0.1:7878")]
     pub(crate) listen: SocketAddr,
@@ -382,27 +382,29 @@ pub(crate) struct ServeArgs {
     /// An additional host name to accept, such as that of a reverse proxy; can be repeated
     #[arg(long = "host", value_name = "NAME")]
     pub(crate) hosts: Vec<String>,
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct DoctorArgs {
-    #[command(flatten)]
-    pub(crate) store: StoreArgs,
     /// Print JSON, for scripts
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct BenchArgs {
-    #[command(flatten)]
-    pub(crate) store: StoreArgs,
-    /// Print JSON, for scripts
-    #[arg(long)]
-    pub(crate) json: bool,
     /// How long to measure, at least 500ms
     #[arg(long = "for", value_name = "D", value_parser = measurable, default_value = "30s")]
     pub(crate) lasting: Duration,
+    /// Print JSON, for scripts
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
 }
 
 #[derive(Args, Debug)]
@@ -426,9 +428,35 @@ pub(crate) enum Shell {
     Zsh,
 }
 
+/// Returns the command line's definition.
+///
+/// In the help of a subcommand, options are below the headings of [`help::HEADINGS`]. Headings come in the order of the
+/// fields, so the store is the last field.
+pub(crate) fn definition() -> clap::Command {
+    let headed = |argument: Arg| {
+        let has = |ids: &[&str]| ids.contains(&argument.get_id().as_str());
+        let heading = help::HEADINGS.iter().find(|(_, ids)| has(ids) && !argument.is_positional());
+        match heading {
+            Some((heading, _)) => argument.help_heading(*heading),
+            None => argument,
+        }
+    };
+    Arguments::command().mut_subcommands(|command| {
+        let command = command.mut_args(headed);
+        if command.get_arguments().all(|argument| argument.get_help_heading() != Some(help::OUTPUT))
+        {
+            return command;
+        }
+        // Clap adds -h without a heading, so it would be alone below "Options".
+        let help = Arg::new("help").short('h').long("help").action(ArgAction::Help);
+        command.disable_help_flag(true).arg(help.help("Print help").help_heading(help::OUTPUT))
+    })
+}
+
 /// Parses the command line. Help and the version are printed here.
 pub(crate) fn parse() -> Result<Command, Failure> {
-    match Arguments::try_parse() {
+    let parsed = definition().try_get_matches();
+    match parsed.and_then(|matches| Arguments::from_arg_matches(&matches)) {
         Ok(arguments) => Ok(arguments.command),
         Err(error) => Err(refusal(&error)),
     }
@@ -487,7 +515,7 @@ fn takes_a_child() -> bool {
 /// The name of the subcommand with a blank before it; empty if it is unknown.
 fn subcommand() -> String {
     let name = words().next().unwrap_or_default();
-    let exists = Arguments::command().find_subcommand(&name).is_some();
+    let exists = definition().find_subcommand(&name).is_some();
     if exists { format!(" {name}") } else { String::new() }
 }
 
@@ -497,6 +525,6 @@ mod tests {
 
     #[test]
     fn the_arguments_do_not_contradict_themselves() {
-        Arguments::command().debug_assert();
+        definition().debug_assert();
     }
 }

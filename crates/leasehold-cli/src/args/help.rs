@@ -1,4 +1,28 @@
-//! The texts after the options: examples, and what else a user needs to know.
+//! The headings of the options, and the texts after them: examples, and what else a user needs to know.
+
+/// The headings in the help of a subcommand, each with its options. Other options are below "Options".
+pub(super) const HEADINGS: [(&str, &[&str]); 5] = [
+    ("Limits", &["capacity", "weight", "rate", "burst", "pin", "unpin"]),
+    (
+        "Time",
+        &[
+            "ttl",
+            "at_least",
+            "once_per",
+            "lease",
+            "grace",
+            "wait",
+            "no_wait",
+            "conflict_code",
+            "lasting",
+        ],
+    ),
+    (OUTPUT, &["label", "verbose", "json", "raw", "watch"]),
+    ("Store", &["store", "ca_certificate"]),
+    ("Redis", &["namespace", "lock_prefix", "lock_layout"]),
+];
+
+pub(super) const OUTPUT: &str = "Output";
 
 pub(super) const AFTER: &str = "\
 Examples:

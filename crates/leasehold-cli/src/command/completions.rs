@@ -1,9 +1,8 @@
 //! `leasehold completions`: completions for shells.
 
-use clap::CommandFactory;
 use clap_complete::{Shell, generate};
 
-use crate::args::{self, Arguments, CompletionsArgs};
+use crate::args::{self, CompletionsArgs};
 use crate::failure::Failure;
 use crate::output;
 
@@ -16,7 +15,7 @@ pub(crate) fn run(arguments: &CompletionsArgs) -> Result<u8, Failure> {
         args::Shell::Zsh => Shell::Zsh,
     };
     let mut script = Vec::new();
-    generate(shell, &mut Arguments::command(), "leasehold", &mut script);
+    generate(shell, &mut args::definition(), "leasehold", &mut script);
     output::print(&String::from_utf8_lossy(&script))?;
     Ok(0)
 }

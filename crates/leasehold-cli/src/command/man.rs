@@ -5,10 +5,10 @@
 
 use std::fmt::Write;
 
-use clap::{Command, CommandFactory};
+use clap::Command;
 use clap_mangen::Man;
 
-use crate::args::{Arguments, ManArgs};
+use crate::args::{self, ManArgs};
 use crate::failure::Failure;
 use crate::output;
 
@@ -38,7 +38,7 @@ const VARIABLES: [(&str, &str, &str); 6] = [
 ];
 
 pub(crate) fn run(arguments: &ManArgs) -> Result<u8, Failure> {
-    let mut all = Arguments::command();
+    let mut all = args::definition();
     all.build();
     let command = match &arguments.command {
         None => all,
@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn every_page_names_the_store_and_has_no_extra_section() {
-        let mut all = Arguments::command();
+        let mut all = args::definition();
         all.build();
         for command in all.get_subcommands().filter(|command| command.get_name() != "help") {
             let page = page(command.clone()).ok().unwrap();
