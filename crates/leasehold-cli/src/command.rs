@@ -1,9 +1,8 @@
-//! The subcommands, one file each, and what `run` and `lock` have in common.
+//! The subcommands, one file each.
 
 pub(crate) mod bench;
 pub(crate) mod completions;
 pub(crate) mod doctor;
-mod holding;
 pub(crate) mod limit;
 pub(crate) mod lock;
 pub(crate) mod lookup;

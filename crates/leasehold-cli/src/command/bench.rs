@@ -15,8 +15,8 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 use crate::args::BenchArgs;
+use crate::child::job::shortest_option;
 use crate::failure::{Failure, NOT_ACQUIRED};
-use crate::job::shortest_option;
 use crate::output::{self, lease_text, or_dash, table};
 use crate::store::{self, Store};
 

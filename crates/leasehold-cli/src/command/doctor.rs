@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 
 use crate::advice::advice;
 use crate::args::DoctorArgs;
+use crate::child::job::shortest_option;
 use crate::failure::{self, Failure, NOT_SAFE, REFUSED, UNAVAILABLE};
-use crate::job::shortest_option;
 use crate::output::{self, Style, lease_text, styled};
 use crate::store::{self, Store};
 

@@ -4,19 +4,19 @@ use std::time::{Duration, Instant, SystemTime};
 
 use leasehold::{Client, Error, Lock, LockGuard, Retry};
 
-use super::holding::{
+use crate::args::{LockArgs, WaitLimit};
+use crate::child::guard::cleanup::{Cleanup, Kind};
+use crate::child::guard::spare::Spare;
+use crate::child::job::{HeldLock, Job, grace, lease_to_request, margin};
+use crate::child::waiting::{Waiting, locked_by};
+use crate::child::{
     CommandOrGuard, HEAD_START, JobEnd, Limit, begin, check_nesting, close_client, is_nested,
     signalled, taken, under,
 };
-use crate::args::{LockArgs, WaitLimit};
 use crate::failure::Failure;
-use crate::guard::cleanup::{Cleanup, Kind};
-use crate::guard::spare::Spare;
-use crate::job::{HeldLock, Job, grace, lease_to_request, margin};
 use crate::output::ago;
 use crate::signals::Signals;
 use crate::store::{self, Store};
-use crate::waiting::{Waiting, locked_by};
 
 /// The shortest lease in graces: see [`grace`].
 const GRACES: u32 = 2;

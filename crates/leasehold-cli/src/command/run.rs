@@ -4,19 +4,19 @@ use std::time::Duration;
 
 use leasehold::{Client, Error, Permit, Semaphore, SemaphoreStats};
 
-use super::holding::{
+use super::limit::{next_start, paused};
+use crate::args::{RateChange, RunArgs, WaitLimit};
+use crate::child::guard::cleanup::{Cleanup, Kind, LeaseRef};
+use crate::child::guard::spare::Spare;
+use crate::child::job::{GRACE, Job, grace, lease_to_request};
+use crate::child::waiting::{Waiting, held_by};
+use crate::child::{
     CommandOrGuard, HEAD_START, JobEnd, Limit, begin, check_nesting, close_client, is_nested,
     signalled, taken, under,
 };
-use super::limit::{next_start, paused};
-use crate::args::{RateChange, RunArgs, WaitLimit};
 use crate::failure::{Failure, log_line};
-use crate::guard::cleanup::{Cleanup, Kind, LeaseRef};
-use crate::guard::spare::Spare;
-use crate::job::{GRACE, Job, grace, lease_to_request};
 use crate::signals::Signals;
 use crate::store::{self, Store};
-use crate::waiting::{Waiting, held_by};
 
 /// With a shorter lease, a slightly late renewal would lose the permit.
 const SHORTEST: Duration = Duration::from_millis(300);

@@ -16,14 +16,14 @@ use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio::time::{sleep, timeout};
 
+use super::guard::mailbox::{Incoming, Outgoing};
+use super::guard::process::ChildProcess;
+use super::guard::spare::Spare;
+use super::guard::wire::{GuardMessage, Order};
+use super::guard::{self, LOOK_AGAIN, REAP_WITHIN, Start};
+use super::job::{Job, JobLease};
 use crate::clock::{Bridge, Moment};
 use crate::failure::{self, Failure, log_line};
-use crate::guard::mailbox::{Incoming, Outgoing};
-use crate::guard::process::ChildProcess;
-use crate::guard::spare::Spare;
-use crate::guard::wire::{GuardMessage, Order};
-use crate::guard::{self, LOOK_AGAIN, REAP_WITHIN, Start};
-use crate::job::{Job, JobLease};
 use crate::program;
 use crate::signals::Signals;
 use crate::terminal::Terminal;
@@ -200,7 +200,7 @@ impl Backstop {
     }
 
     /// Returns how late a guard may be on a busy machine. That is less than half of the margin between the end of the
-    /// lease's validity and its end in the store: see [`crate::job::lease_to_request`].
+    /// lease's validity and its end in the store: see [`crate::child::job::lease_to_request`].
     fn slack(&self) -> Duration {
         (self.grace / 8).clamp(Duration::from_millis(25), Duration::from_millis(250))
     }

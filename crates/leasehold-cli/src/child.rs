@@ -1,4 +1,11 @@
-//! The common part of `run` and `lock`: start the guard, bound the wait, run the child under the lease, and release it.
+//! How a child runs under a lease, which is what `run` and `lock` have in common.
+//!
+//! This file has the steps: fork the guard, bound the wait, run the child under the lease, and release it.
+//!
+//! - `guard.rs`, `guard/`: the process that starts the child, and stops it before its lease can pass on
+//! - `job.rs`: the job and its lease, and how long a lease it needs
+//! - `supervise.rs`: the command's side while the child runs: orders to the guard, signals, the terminal
+//! - `waiting.rs`: messages while the command waits
 
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
@@ -9,24 +16,30 @@ use nix::sys::signal::Signal;
 use crate::advice::limit_reached;
 use crate::args::WaitLimit;
 use crate::failure::{self, CANNOT_RUN, Failure, by_signal, log_line};
-use crate::guard::GuardJob;
-use crate::guard::cleanup::Cleanup;
-use crate::guard::launcher::outer_ids;
-use crate::guard::spare::{ForkedGuard, Spare};
-use crate::job::{Job, JobLease, Released};
 use crate::output::ago;
 use crate::program;
 use crate::signals::{Blocked, Signals};
 use crate::store::Store;
-use crate::supervise::{self, ChildEnd};
-use crate::waiting::FirstOutage;
+
+pub(crate) mod guard;
+pub(crate) mod job;
+mod supervise;
+pub(crate) mod waiting;
+
+use guard::GuardJob;
+use guard::cleanup::Cleanup;
+use guard::launcher::outer_ids;
+use guard::spare::{ForkedGuard, Spare};
+use job::{Job, JobLease, Released};
+use supervise::ChildEnd;
+use waiting::FirstOutage;
 
 /// How long the release may take. After that the command exits without it, and the lease expires.
 const RELEASE_WITHIN: Duration = Duration::from_secs(5);
 /// The same, if nothing was acquired.
 const END_WITHIN: Duration = Duration::from_millis(500);
 /// A TTL counts from the start of the child, which is a little later than the grant.
-pub(super) const HEAD_START: Duration = Duration::from_millis(200);
+pub(crate) const HEAD_START: Duration = Duration::from_millis(200);
 /// How long the store may take to answer with `--no-wait`.
 const NO_WAIT: Duration = Duration::from_secs(5);
 
@@ -39,18 +52,18 @@ const OPEN_AGAIN: Duration = Duration::from_millis(100);
 /// The time limit for acquiring a permit or a lock. It counts from the start of the command, so that it bounds opening
 /// the store, querying and waiting together.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Limit {
+pub(crate) struct Limit {
     begun: Instant,
     wait_limit: WaitLimit,
 }
 
 impl Limit {
-    pub(super) fn new(wait_limit: WaitLimit) -> Self {
+    pub(crate) fn new(wait_limit: WaitLimit) -> Self {
         Self { begun: Instant::now(), wait_limit }
     }
 
     /// Returns the remaining time.
-    pub(super) fn wait_limit(self) -> WaitLimit {
+    pub(crate) fn wait_limit(self) -> WaitLimit {
         match self.wait_limit {
             // Zero would be refused, and the store must be asked at least once.
             WaitLimit::Within(limit) => {
@@ -62,7 +75,7 @@ impl Limit {
     }
 
     /// Returns the message of the error with the limit that the user gave, not with the remaining time.
-    pub(super) fn named_in(self, mut error: Error) -> String {
+    pub(crate) fn named_in(self, mut error: Error) -> String {
         if let (Error::TimedOut { limit, .. }, WaitLimit::Within(given_limit)) =
             (&mut error, self.wait_limit)
         {
@@ -73,7 +86,7 @@ impl Limit {
 
     /// Opens the store. If it cannot be reached, this tries again until the time limit, or for [`FIRST_CONNECTION`]
     /// if there is none. With `--no-wait` there is one attempt.
-    pub(super) async fn open(
+    pub(crate) async fn open(
         self,
         store: &Store,
         signals: &mut Signals,
@@ -111,7 +124,7 @@ impl Limit {
     }
 
     /// Returns the result of a call to the store, unless the time limit passes or a signal arrives first.
-    pub(super) async fn bound<T>(
+    pub(crate) async fn bound<T>(
         self,
         store: &Store,
         signals: &mut Signals,
@@ -132,7 +145,7 @@ impl Limit {
 }
 
 /// The result of [`begin`], which returns in two processes.
-pub(super) enum CommandOrGuard {
+pub(crate) enum CommandOrGuard {
     /// In the command.
     Command(Spare, Signals),
     /// In its guard, at its end: the exit code.
@@ -140,7 +153,7 @@ pub(super) enum CommandOrGuard {
 }
 
 /// Starts the guard and the handling of signals. Call it first, because there must be no other thread yet.
-pub(super) fn begin(
+pub(crate) fn begin(
     command: &[OsString],
     grace: Duration,
     cleanup: Cleanup<'_>,
@@ -160,7 +173,7 @@ pub(super) fn begin(
 }
 
 /// Runs a future that a signal ends at once, because there is no place in a queue yet.
-pub(super) async fn unless_signalled<T>(
+pub(crate) async fn unless_signalled<T>(
     signals: &mut Signals,
     future: impl Future<Output = Result<T, Failure>>,
 ) -> Result<T, Failure> {
@@ -170,25 +183,25 @@ pub(super) async fn unless_signalled<T>(
     }
 }
 
-pub(super) fn signalled(signal: Signal) -> Failure {
+pub(crate) fn signalled(signal: Signal) -> Failure {
     Failure::silent(by_signal(signal as i32))
 }
 
 /// The failure if another process holds it. With `-E 0` that is a success, and the reason is printed only with `-v`.
-pub(super) fn taken(code: u8, verbose: bool, what: &str) -> Failure {
+pub(crate) fn taken(code: u8, verbose: bool, what: &str) -> Failure {
     if code == 0 && !verbose { Failure::silent(0) } else { Failure::new(code, what) }
 }
 
 /// How a job ended.
 #[derive(Debug)]
-pub(super) struct JobEnd {
-    pub(super) code: u8,
+pub(crate) struct JobEnd {
+    pub(crate) code: u8,
     /// Whether the store has answered the release.
     is_released: bool,
 }
 
 /// Waits until the store has applied all releases and cancellations, if it answers in time.
-pub(super) async fn close_client(
+pub(crate) async fn close_client(
     client: &Client,
     ended: &Result<JobEnd, Failure>,
     signals: &mut Signals,
@@ -206,7 +219,7 @@ pub(super) async fn close_client(
 
 /// Refuses a command inside a command that holds the same name: the inner one would wait for the outer one, which waits
 /// for its child. `holders` are the ids that hold it now, so that a process that has outlived its lease is not refused.
-pub(super) fn check_nesting(
+pub(crate) fn check_nesting(
     what: &str,
     holders: impl IntoIterator<Item = String>,
 ) -> Result<(), Failure> {
@@ -220,12 +233,12 @@ pub(super) fn check_nesting(
 }
 
 /// Whether this command runs inside another one.
-pub(super) fn is_nested() -> bool {
+pub(crate) fn is_nested() -> bool {
     !outer_ids().is_empty()
 }
 
 /// Runs the job, and releases its lease. `waited` is how long it took to acquire it.
-pub(super) async fn under(
+pub(crate) async fn under(
     client: &Client,
     job: &Job,
     held: impl JobLease,

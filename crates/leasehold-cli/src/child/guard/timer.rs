@@ -29,14 +29,14 @@ mod on_this_system {
 
     use super::{Moment, PollFd, io, poll_once};
 
-    pub(in crate::guard) struct Timer(OwnedFd);
+    pub(in crate::child::guard) struct Timer(OwnedFd);
 
     impl Timer {
-        pub(in crate::guard) fn new() -> io::Result<Self> {
+        pub(in crate::child::guard) fn new() -> io::Result<Self> {
             Ok(Self(timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC)?))
         }
 
-        pub(in crate::guard) fn wait<'fd>(
+        pub(in crate::child::guard) fn wait<'fd>(
             &'fd self,
             fds: &mut Vec<PollFd<'fd>>,
             until: Moment,
@@ -60,16 +60,16 @@ mod on_this_system {
 mod on_this_system {
     use super::{Moment, PollFd, io, poll_once};
 
-    pub(in crate::guard) struct Timer;
+    pub(in crate::child::guard) struct Timer;
 
     impl Timer {
         #[allow(clippy::unnecessary_wraps)] // elsewhere it can fail
-        pub(in crate::guard) fn new() -> io::Result<Self> {
+        pub(in crate::child::guard) fn new() -> io::Result<Self> {
             Ok(Self)
         }
 
         #[allow(clippy::unused_self)] // elsewhere it is needed
-        pub(in crate::guard) fn wait<'fd>(
+        pub(in crate::child::guard) fn wait<'fd>(
             &'fd self,
             fds: &mut Vec<PollFd<'fd>>,
             until: Moment,
