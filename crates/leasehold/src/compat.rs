@@ -1,3 +1,3 @@
-//! The words of other programs that share a store with leasehold.
+//! The words of other programs with which this library shares keys.
 
 pub mod sync_guard;
