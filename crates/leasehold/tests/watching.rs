@@ -416,7 +416,7 @@ async fn an_acquire_and_a_hold_are_a_span_each() {
     let seen = spans.find("leasehold.acquire", &[("kind", "lock"), ("outcome", "acquired")]);
     assert_eq!(seen[0].events, ["lock acquired"]);
 
-    drop(deadline(client.pool("spans", 1).build().unwrap().lease("one")).await.unwrap());
+    drop(deadline(client.pool("spans", 1).build().unwrap().acquire("one")).await.unwrap());
     let seen = spans.find("leasehold.acquire", &[("kind", "pool"), ("outcome", "acquired")]);
     assert_eq!(seen[0].events, ["lease acquired"]);
     let seen = spans.find("leasehold.hold", &[("kind", "pool"), ("id", "one")]);
