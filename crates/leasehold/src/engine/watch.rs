@@ -46,7 +46,7 @@ impl fmt::Display for Id {
 pub enum Operation {
     /// An acquire has ended, with a guard or without one.
     Acquire,
-    /// A renewal has ended, by the guard of the lease or by [`Pool::renew`](crate::Pool::renew).
+    /// A renewal has ended, by the guard of the lease or by [`Pool::extend`](crate::Pool::extend).
     Renew,
     /// A lease was released. If it has a guard, the store may not have confirmed the release yet.
     Release,
