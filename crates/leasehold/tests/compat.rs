@@ -1,9 +1,10 @@
 //! The names of other programs that still work, one test for each of their documents.
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use leasehold::compat::{asyncio_advanced_semaphores, lua_pool, sync_guard};
-use leasehold::{Client, Error, ErrorKind, LockReason, Retry};
+use leasehold::{Client, Error, Observer, Retry};
 
 /// Seed 000, 001 and 004.
 #[tokio::test]
@@ -53,14 +54,17 @@ async fn the_calls_and_words_of_the_lua_scripts() {
 /// Seed 003.
 #[tokio::test]
 async fn the_settings_and_words_of_sync_guard() {
-    use sync_guard::{Backend, Settings, TimeAuthority};
+    use sync_guard::{Backend, ErrorCode, Settings, TimeAuthority};
     let client = Client::memory();
     let lock = client.lock("invoice:42").ttl_ms(30_000).timeout_ms(5000);
     let lock = lock.max_retries(0, Retry::default()).build().unwrap();
     let guard = lock.acquire().await.unwrap();
     let error = lock.acquire().await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::AcquisitionTimeout);
-    let locks = client.locks().cleanup_in_is_locked(true);
+    assert_eq!(ErrorCode::from(&error).as_str(), "AcquisitionTimeout");
+    let reasons = Arc::new(Mutex::new(Vec::new()));
+    let list = reasons.clone();
+    let observer = Observer::new(move |event| list.lock().unwrap().push(sync_guard::reason(event)));
+    let locks = client.locks().observer(observer).cleanup_in_is_locked(true);
     assert!(locks.is_locked("invoice:42").await.unwrap());
     assert!(locks.owns(&guard.id()).await.unwrap());
     let info = locks.lookup("invoice:42").await.unwrap().unwrap();
@@ -69,11 +73,13 @@ async fn the_settings_and_words_of_sync_guard() {
     assert!(capabilities.supports_fencing);
     assert_eq!(capabilities.backend, "memory");
     assert_eq!(capabilities.time_authority, TimeAuthority::Process);
-    let reasons = [LockReason::Locked, LockReason::Expired, LockReason::NotFound];
-    assert_eq!(reasons.map(LockReason::as_str), ["locked", "expired", "not-found"]);
     #[cfg(feature = "redis")]
     let _ = [sync_guard::LockLayout::SyncGuard1, sync_guard::LockLayout::SyncGuard2];
     let held = locks.acquire("invoice:43", Duration::from_secs(1)).await.unwrap().unwrap();
     assert!(locks.extend(&held.id, Duration::from_secs(2)).await.unwrap());
+    assert!(locks.acquire("invoice:43", Duration::from_secs(1)).await.unwrap().is_none());
     assert!(locks.release(&held.id).await.unwrap());
+    assert!(!locks.release(&held.id).await.unwrap());
+    let reasons = std::mem::take(&mut *reasons.lock().unwrap());
+    assert!(reasons.contains(&Some("locked")) && reasons.ends_with(&[None, Some("not-found")]));
 }
