@@ -104,9 +104,8 @@ class Lost(Error):
     name: str = ""
     #: The id of the permit or lease in the store; for a lock, a hash of its id. Empty if it is not known.
     id: str = ""
-    #: Why it was lost. ``"ttl-ended"``: a permit was held for as long as its TTL allows. ``"lease-ended"``: the lease of a lock that is
-    #: not renewed ended. ``"not-renewed"``: it could not be renewed in time. ``"missing"``: it is no longer in the store.
-    #: ``"released"``: it was released. ``"closed"``: its client was closed.
+    #: Why it was lost. ``"ttl-ended"``: it was held for as long as its TTL allows. ``"not-renewed"``: it could not be renewed in time.
+    #: ``"missing"``: it is no longer in the store. ``"released"``: it was released. ``"closed"``: its client was closed.
     reason: str = ""
 
 

@@ -19,7 +19,7 @@ from ._types import (
 _T = TypeVar("_T")
 _T_co = TypeVar("_T_co", covariant=True)
 _Seconds = float | timedelta
-_LossReason = Literal["ttl-ended", "lease-ended", "not-renewed", "missing", "released", "closed"]
+_LossReason = Literal["ttl-ended", "not-renewed", "missing", "released", "closed"]
 
 __version__: str
 
@@ -127,7 +127,7 @@ class Client:
         *,
         ttl: _Seconds | None = None,
         lease: _Seconds | None = None,
-        max_acquire_time: _Seconds | None = None,
+        within: _Seconds | None = None,
         label: str | None = None,
         numbered: bool = False,
         rate: tuple[int, _Seconds] | None = None,
@@ -143,7 +143,7 @@ class Client:
         - `ttl`: the longest time that a permit may be held. After that it is lost. By default there is no limit.
         - `lease`: on Redis, how long a holder or waiter may be silent before it loses its permit or its place (30 s). The client renews
           the lease in the background.
-        - `max_acquire_time`: the longest wait of an acquire. After that it raises TimedOut. By default there is no limit.
+        - `within`: the longest wait of an acquire. After that it raises TimedOut. By default there is no limit.
         - `label`: a text that statistics show beside the holders and waiters of this object.
         - `numbered`: whether each permit has a `slot_number`.
         - `rate`: with `(100, 60)`, never more than 100 permits start in any minute, evenly spread. A rate stays until
@@ -174,19 +174,18 @@ class Client:
         key: str,
         *,
         lease: _Seconds | None = None,
-        auto_extend: bool = True,
+        ttl: _Seconds | None = None,
         label: str | None = None,
         within: _Seconds | None = None,
         retry: Retry | None = None,
     ) -> Lock:
         """Returns a fenced lock. All durations are in seconds.
 
-        - `lease`: how long the holder may be silent before the lock expires (30 s).
-        - `auto_extend`: whether the client renews the lock in the background. If not, the lock expires after `lease` unless
-          `LockGuard.extend` extends it.
+        - `lease`: how long the holder may be silent before the lock expires (30 s). The client renews the lease in the background.
+        - `ttl`: the longest time that the lock may be held. After that it is lost. By default there is no limit.
         - `label`: a text that a lookup shows beside the holder.
         - `within`: the longest wait of an acquire. After that it raises TimedOut. By default there is no limit.
-        - `retry`: the retry policy of a waiting acquire. By default it retries until `within` ends, at most 2 s apart.
+        - `retry`: the delays between the attempts of a waiting acquire: by default from 0.1 s to 5 s.
         """
     @property
     def locks(self) -> Locks:
@@ -197,14 +196,17 @@ class Client:
         capacity: int,
         *,
         lease: _Seconds | None = None,
+        ttl: _Seconds | None = None,
         within: _Seconds | None = None,
         retry: Retry | None = None,
     ) -> Pool:
         """Returns a pool of `capacity` leases. All durations are in seconds.
 
-        - `lease`: how long an instance may be silent before its lease expires (30 s). Use the same value in all programs.
-        - `within`: the longest wait of `Pool.lease`. After that it raises TimedOut. By default there is no limit.
-        - `retry`: the retry policy of `Pool.lease` while the pool is full. By default it retries until `within` ends, at most 2 s apart.
+        - `lease`: how long an instance may be silent before its lease expires (30 s). Use the same value in all programs. The client
+          renews the lease in the background.
+        - `ttl`: the longest time that a lease may be held. After that it is lost. By default there is no limit.
+        - `within`: the longest wait of an acquire. After that it raises TimedOut. By default there is no limit.
+        - `retry`: the delays between the attempts of a waiting acquire: by default from 0.1 s to 5 s.
         """
     def pools(self, limit: int = 100) -> Pending[list[PoolStats]]:
         """Returns the pools that have members, sorted by name; at most `limit`."""
@@ -230,7 +232,7 @@ class Client:
     def close(self) -> Pending[None]:
         """Closes the client, and returns when the store has released its permits, locks and leases. Waiting acquires raise Closed.
 
-        Detached locks, and what `Locks.acquire` and `Pool.acquire` acquired, stay held until they expire.
+        What was detached, and what `Locks.acquire` acquired, stays held until it expires.
         """
     async def __aenter__(self) -> Client: ...
     async def __aexit__(self, *exception: object) -> None: ...
@@ -269,6 +271,8 @@ class Semaphore(HeldContext[Permit]):
         """
     def try_acquire(self, *, weight: int = 1) -> Pending[Permit | None]:
         """Returns a permit if one is free and no acquire waits; otherwise None. `weight` is how many units the permit takes."""
+    def extend(self, id: str) -> Pending[bool]:
+        """Renews the permit with this id once, such as one that was detached. Returns whether it was held."""
     def release(self, id: str) -> Pending[bool]:
         """Releases the permit with this id, or cancels the acquire that waits with it. Returns whether it held or waited."""
     def release_member(self, id: str) -> Pending[bool]:
@@ -355,7 +359,8 @@ class Permit:
     def detach(self) -> str:
         """Detaches the permit from this object, and returns its id.
 
-        The permit stays held until `Semaphore.release` releases it, its TTL ends, or its client is closed.
+        The client no longer renews it. On Redis it stays held until its lease ends, or until `Semaphore.release` releases it.
+        `Semaphore.extend` renews it. On other stores, where permits need no renewal, it ends with its client. Its TTL ends it everywhere.
         """
 
 @final
@@ -366,7 +371,7 @@ class Lock(HeldContext[LockGuard]):
     """
 
     @property
-    def key(self) -> str:
+    def name(self) -> str:
         """The key."""
     def guard(self, *, within: _Seconds | None = None, cancel_on_loss: bool = True) -> HeldContext[LockGuard]:
         """Returns a context manager that holds the lock: `async with lock.guard() as guard`, or `with` in a thread.
@@ -384,7 +389,7 @@ class LockGuard:
     """A guard that holds a lock until it is released, garbage-collected or lost."""
 
     @property
-    def key(self) -> str:
+    def name(self) -> str:
         """The key of the lock."""
     @property
     def id(self) -> str:
@@ -396,16 +401,17 @@ class LockGuard:
     def expires_at(self) -> float:
         """When the lock expires unless it is extended, in seconds since 1970 by the clock of the store."""
     @property
-    def valid_for(self) -> float:
-        """How many seconds the lock stays valid without another extension."""
+    def valid_for(self) -> float | None:
+        """How many seconds the lock stays valid without another renewal. It is never None."""
     def check(self) -> None:
         """Raises Lost if the lock was lost or released."""
     def lost(self) -> Pending[_LossReason]:
         """Waits until the lock is lost or released, and returns the reason."""
-    def extend(self, ttl: _Seconds) -> Pending[None]:
-        """Lets the lock expire `ttl` seconds from now, whatever was left of its lease. Raises Lost if the lock was lost."""
-    def auto_extend(self) -> None:
-        """Renews the lock in the background from now on, each time a third of its lease has passed."""
+    def extend(self, lease: _Seconds) -> Pending[None]:
+        """Lets the lock expire `lease` seconds from now, whatever was left of its lease. Raises Lost if the lock was lost.
+
+        Once less is left than the lease that the lock was declared with, the client renews it again.
+        """
     def release(self) -> Pending[bool]:
         """Releases the lock. Returns True once the store has released it; False if it was lost or released before.
 
@@ -414,22 +420,23 @@ class LockGuard:
     def detach(self) -> str:
         """Detaches the lock from this object, and returns its lock id.
 
-        The lock stays held until its lease ends or `Locks.release` releases it. The client no longer renews it.
+        The client no longer renews it or ends it with its TTL: it stays held until its lease ends, or until `Locks.release`
+        releases it. `Locks.extend` extends it.
         """
 
 @final
 class Locks:
     """All locks of a store, by key and by lock id. No call waits for a lock to become free."""
 
-    def acquire(self, key: str, ttl: _Seconds) -> Pending[HeldLock | None]:
+    def acquire(self, key: str, lease: _Seconds) -> Pending[HeldLock | None]:
         """Acquires the lock with this key if it is free; otherwise returns None.
 
-        There is no guard: the lock expires after `ttl` seconds unless it is extended or released by its lock id.
+        There is no guard: the lock expires after `lease` seconds unless it is extended or released by its lock id.
         """
     def release(self, lock_id: str) -> Pending[bool]:
         """Releases the lock with this lock id. Returns whether it was held."""
-    def extend(self, lock_id: str, ttl: _Seconds) -> Pending[bool]:
-        """Lets the lock with this lock id expire `ttl` seconds from now. Returns whether it was held."""
+    def extend(self, lock_id: str, lease: _Seconds) -> Pending[bool]:
+        """Lets the lock with this lock id expire `lease` seconds from now. Returns whether it was held."""
     def is_locked(self, key: str) -> Pending[bool]:
         """Returns whether the lock with this key is held."""
     def owns(self, lock_id: str) -> Pending[bool]:
@@ -454,17 +461,13 @@ class Pool:
     @property
     def capacity(self) -> int:
         """The number of leases."""
-    def acquire(self, instance_id: str) -> Pending[PoolAnswer]:
-        """Acquires a lease for the instance if one is free, or renews the lease that it holds.
+    def acquire(self, instance_id: str, *, within: _Seconds | None = None) -> Pending[PoolLease]:
+        """Waits for a lease of the instance and returns it. The client renews the lease in the background.
 
-        The client does not renew this lease in the background: call `renew` before it expires, or use `lease`.
+        `within` is the longest wait, in seconds. By default it is that of the pool.
         """
-    def renew(self, instance_id: str) -> Pending[PoolAnswer]:
-        """Renews the lease of the instance."""
-    def release(self, instance_id: str) -> Pending[PoolAnswer]:
-        """Releases the lease of the instance."""
-    def count(self) -> Pending[PoolCount]:
-        """Removes expired leases, and returns how many leases are held and how many were removed."""
+    def try_acquire(self, instance_id: str) -> Pending[PoolLease | None]:
+        """Returns a lease of the instance if one is free; otherwise None. The client renews the lease in the background."""
     def lease(
         self, instance_id: str, *, within: _Seconds | None = None, cancel_on_loss: bool = True
     ) -> HeldContext[PoolLease]:
@@ -475,22 +478,41 @@ class Pool:
         - `within`: the longest wait, in seconds. By default it is that of the pool.
         - `cancel_on_loss`: see `Semaphore.permit`.
         """
-    def try_lease(self, instance_id: str) -> Pending[PoolLease | None]:
-        """Returns a lease if one is free; otherwise None. The client renews the lease in the background."""
+    def extend(self, instance_id: str) -> Pending[bool]:
+        """Renews the lease of the instance once, such as one that was detached. Returns whether it was held."""
+    def release(self, instance_id: str) -> Pending[bool]:
+        """Releases the lease of the instance. Returns whether it was held."""
+
+@final
+class LuaPool:
+    """A pool whose calls answer with the statuses and counts of the Lua scripts of osparc's `DistributedSemaphore`.
+
+    No lease has a guard, and nothing runs between the calls. It shares its leases with the pool that it is made of.
+    """
+
+    def __new__(cls, pool: Pool) -> LuaPool: ...
+    def acquire(self, instance_id: str) -> Pending[PoolAnswer]:
+        """Acquires a lease for the instance if one is free, or renews the lease that it holds."""
+    def renew(self, instance_id: str) -> Pending[PoolAnswer]:
+        """Renews the lease of the instance."""
+    def release(self, instance_id: str) -> Pending[PoolAnswer]:
+        """Releases the lease of the instance."""
+    def count(self) -> Pending[PoolCount]:
+        """Removes expired leases, and returns how many leases are held and how many were removed."""
 
 @final
 class PoolLease:
     """A lease of a pool, which the client renews. It is held until it is released, garbage-collected or lost."""
 
     @property
-    def pool(self) -> str:
+    def name(self) -> str:
         """The name of the pool."""
     @property
-    def instance_id(self) -> str:
+    def id(self) -> str:
         """The instance that holds the lease."""
     @property
-    def valid_for(self) -> float:
-        """How many seconds the lease stays valid without another renewal."""
+    def valid_for(self) -> float | None:
+        """How many seconds the lease stays valid without another renewal. It is never None."""
     def check(self) -> None:
         """Raises Lost if the lease was lost or released."""
     def lost(self) -> Pending[_LossReason]:
@@ -499,4 +521,10 @@ class PoolLease:
         """Releases the lease. Returns True once the store has released it; False if it was lost or released before.
 
         If this is never awaited, the lease is released in the background, with a RuntimeWarning.
+        """
+    def detach(self) -> str:
+        """Detaches the lease from this object, and returns its instance id.
+
+        The client no longer renews it or ends it with its TTL: it stays held until it expires, or until `Pool.release`
+        releases it. `Pool.extend` renews it.
         """

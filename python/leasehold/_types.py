@@ -1,4 +1,4 @@
-"""Results of operations, and the retry policy. All durations are in seconds, and all points in time are seconds since 1970."""
+"""Results of operations, and the delays of retries. All durations are in seconds, and all points in time are seconds since 1970."""
 
 from __future__ import annotations
 
@@ -10,20 +10,18 @@ from ._exceptions import Error
 
 @dataclass(frozen=True)
 class Retry:
-    """The retry policy of a waiting acquire of a lock, or of a lease of a pool.
+    """The delays between the attempts of a waiting acquire of a lock, or of a lease of a pool.
 
     When a client of leasehold releases a lock, waiting acquires retry at once. They notice a release by another program only at their
     next retry. A pool notifies no one, so a wait for a lease always ends at a retry.
     """
 
-    #: How many retries to make before TimedOut is raised. Retries after a release, or at the end of the holder's lease, do not count.
-    times: int = 10
     #: The delay before the first retry.
     delay: float | timedelta = 0.1
     #: The factor by which each delay is longer than the one before.
     multiplier: float = 2.0
     #: The longest delay.
-    max_delay: float | timedelta = 60.0
+    max_delay: float | timedelta = 5.0
     #: How much of a delay is random: ``"equal"`` (half of it), ``"full"`` (all of it) or ``"none"``.
     jitter: str = "equal"
 

@@ -304,7 +304,8 @@ impl Permit {
 
     /// Detaches the permit from this object, and returns its id.
     ///
-    /// The permit stays held until `Semaphore.release` releases it, its TTL ends, or its client is closed.
+    /// The client no longer renews it. On Redis it stays held until its lease ends, or until `Semaphore.release` releases it.
+    /// `Semaphore.extend` renews it. On other stores, where permits need no renewal, it ends with its client. Its TTL ends it everywhere.
     fn detach(&self) -> PyResult<String> {
         match self.slot.take()? {
             Some(Grant::Permit(permit, _)) => Ok(permit.detach().to_string()),

@@ -179,6 +179,14 @@ impl Semaphore {
         })
     }
 
+    /// Renews the permit with this id once, such as one that was detached. Returns whether it was held.
+    fn extend(&self, id: &str) -> PyResult<Pending> {
+        let id = acquisition_id(id)?;
+        Ok(self.declared.operation("Semaphore.extend", move |semaphore| async move {
+            Ok(Value::Bool(semaphore.extend(&id).await?))
+        }))
+    }
+
     /// Releases the permit with this id, or cancels the acquire that waits with it. Returns whether it held or waited.
     fn release(&self, id: &str) -> PyResult<Pending> {
         let id = acquisition_id(id)?;

@@ -136,7 +136,7 @@ def until_free(client: leasehold.Client) -> None:
     while stats := client.stats().wait():
         assert time.monotonic() < deadline, stats
         time.sleep(0.05)
-    while client.locks.is_locked("key").wait() or client.pool("pool", 2, lease=2).count().wait().current_count:
+    while client.locks.is_locked("key").wait() or client.pools().wait():
         assert time.monotonic() < deadline, "a lock or a lease is still held"
         time.sleep(0.05)
 

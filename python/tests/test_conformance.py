@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import leasehold
+from leasehold.compat.lua_pool import LuaPool
 from tests.drivers import Driver
 
 
@@ -91,7 +92,7 @@ def test_a_wait_that_is_too_long(client: leasehold.Client, driver: Driver, withi
         with pytest.raises(leasehold.TimedOut):
             async with do.hold(api.permit(within=within)):
                 raise AssertionError("it is held")
-        hasty = client.semaphore("api", 1, max_acquire_time=0.4)
+        hasty = client.semaphore("api", 1, within=0.4)
         with pytest.raises(leasehold.TimedOut):
             await do.do(hasty.acquire())
         await do.do(held.release())
@@ -165,8 +166,10 @@ def test_release_by_id(client: leasehold.Client, driver: Driver) -> None:
             permit.check()
         del permit
         assert (await do.do(api.stats())).held == 1
+        assert await do.do(api.extend(name))
         assert await do.do(api.release(name))
         assert not await do.do(api.release(name))
+        assert not await do.do(api.extend(name))
         held = await do.do(api.acquire())
         lost = do.start(held.lost())
         assert await do.do(api.release_member(held.id))
@@ -376,9 +379,10 @@ def test_pause_resume_drain_and_forget(client: leasehold.Client, driver: Driver)
 
 def test_locks(client: leasehold.Client, driver: Driver) -> None:
     async def body(do: Driver) -> None:
-        lock = client.lock("invoice:42", lease=10, label="nightly", auto_extend=False)
+        lock = client.lock("invoice:42", lease=10, label="nightly")
         guard = await do.do(lock.acquire())
-        assert guard.key == "invoice:42"
+        assert (lock.name, guard.name) == ("invoice:42", "invoice:42")
+        assert guard.valid_for is not None
         assert 0 < guard.valid_for <= 10
         assert abs(guard.expires_at - time.time() - 10) < 5
         assert await do.do(lock.try_acquire()) is None
@@ -387,7 +391,6 @@ def test_locks(client: leasehold.Client, driver: Driver) -> None:
         assert raised.value.primitive == "lock"
         await do.do(guard.extend(60))
         assert 50 < guard.valid_for <= 60
-        guard.auto_extend()
         waiting = do.start(lock.acquire())
         assert await do.do(guard.release())
         with pytest.raises(leasehold.Lost):
@@ -434,11 +437,11 @@ def test_locks_by_id(client: leasehold.Client, driver: Driver) -> None:
     driver.run(body)
 
 
-def test_a_lock_whose_lease_ends_is_lost(client: leasehold.Client, driver: Driver) -> None:
+def test_a_lock_whose_ttl_ends_is_lost(client: leasehold.Client, driver: Driver) -> None:
     async def body(do: Driver) -> None:
-        lock = client.lock("key", lease=0.3, auto_extend=False)
+        lock = client.lock("key", ttl=0.3)
         guard = await do.do(lock.acquire())
-        assert await do.do(guard.lost()) == "lease-ended"
+        assert await do.do(guard.lost()) == "ttl-ended"
         with pytest.raises(leasehold.Lost, match="lock"):
             await do.do(guard.extend(1))
         renewed = await do.do(client.lock("key", lease=0.3).acquire())
@@ -453,29 +456,46 @@ def test_pools(client: leasehold.Client, driver: Driver) -> None:
     async def body(do: Driver) -> None:
         pool = client.pool("encoders", 1, lease=5)
         assert (pool.name, pool.capacity) == ("encoders", 1)
+        first = (await do.do(pool.acquire("worker-1"))).detach()
+        assert await do.do(pool.extend(first))
+        assert not await do.do(pool.extend("worker-2"))
+        assert await do.do(pool.try_acquire("worker-2")) is None
+        with pytest.raises(leasehold.TimedOut, match="1 of 1 are held"):
+            await do.do(pool.acquire("worker-2", within=0.05))
+        with pytest.raises(leasehold.TimedOut, match="1 of 1 are held"):
+            async with do.hold(pool.lease("worker-2", within=0.05)):
+                pass
+        assert await do.do(pool.release(first))
+        assert not await do.do(pool.release(first))
+        async with do.hold(pool.lease("worker-2")) as lease:
+            lease.check()
+            assert (lease.name, lease.id) == ("encoders", "worker-2")
+            assert lease.valid_for is not None
+            assert 0 < lease.valid_for <= 5
+            pools = await do.do(client.pools())
+            assert [(one.name, [member.instance_id for member in one.members]) for one in pools] == [
+                ("encoders", ["worker-2"])
+            ]
+        assert await do.do(client.pools()) == []
+        tried = await do.do(pool.try_acquire("worker-3"))
+        assert tried is not None
+        assert await do.do(tried.release())
+        limited = await do.do(client.pool("encoders", 1, ttl=0.3).acquire("worker-4"))
+        assert await do.do(limited.lost()) == "ttl-ended"
+
+    driver.run(body)
+
+
+def test_pools_in_the_words_of_the_lua_scripts(client: leasehold.Client, driver: Driver) -> None:
+    async def body(do: Driver) -> None:
+        pool = LuaPool(client.pool("encoders", 1, lease=5))
         answer = await do.do(pool.acquire("worker-1"))
         assert (answer.status, answer.current_count) == ("acquired", 1)
         assert (await do.do(pool.acquire("worker-2"))).status == "capacity_full"
         assert (await do.do(pool.renew("worker-1"))).status == "renewed"
         assert (await do.do(pool.renew("worker-2"))).status == "not_held"
         assert (await do.do(pool.count())).current_count == 1
-        assert await do.do(pool.try_lease("worker-2")) is None
-        with pytest.raises(leasehold.TimedOut, match="1 of 1 are held"):
-            async with do.hold(pool.lease("worker-2", within=0.05)):
-                pass
         assert (await do.do(pool.release("worker-1"))).status == "released"
-        async with do.hold(pool.lease("worker-2")) as lease:
-            lease.check()
-            assert (lease.pool, lease.instance_id) == ("encoders", "worker-2")
-            assert 0 < lease.valid_for <= 5
-            pools = await do.do(client.pools())
-            assert [(one.name, [member.instance_id for member in one.members]) for one in pools] == [
-                ("encoders", ["worker-2"])
-            ]
-        assert (await do.do(pool.count())).current_count == 0
-        tried = await do.do(pool.try_lease("worker-3"))
-        assert tried is not None
-        assert await do.do(tried.release())
 
     driver.run(body)
 

@@ -149,13 +149,13 @@ def test_objects_of_the_parent_are_refused(url: str, way: str) -> None:
     code = """
         permit = api.acquire().wait()
         guard = client.lock("key").acquire().wait()
-        lease = client.pool("pool", 1).try_lease("worker").wait()
+        lease = client.pool("pool", 1).try_acquire("worker").wait()
         pending = api.acquire()
         lost = permit.lost()
         def child():
             uses = [
                 permit.check, permit.release, permit.lost, permit.detach, lambda: permit.valid_for,
-                guard.check, guard.release, guard.lost, guard.detach, lambda: guard.extend(5), guard.auto_extend,
+                guard.check, guard.release, guard.lost, guard.detach, lambda: guard.extend(5),
                 lease.check, lease.release, lease.lost, pending.wait, lost.wait,
             ]
             for use in uses:

@@ -75,7 +75,7 @@ def test_a_body_is_cancelled_by_every_kind_of_loss(client: leasehold.Client, way
             # The guard learns of it when it is next extended.
             assert await client.locks.release(held.id)
         elif way == "lease":
-            assert (await client.pool("pool", 1, lease=1).release("worker")).status == "released"
+            assert await client.pool("pool", 1, lease=1).release("worker")
         else:
             await client.close()
         with pytest.raises(leasehold.Lost) as raised:
@@ -200,8 +200,8 @@ def test_a_body_that_releases_what_it_has_lost(client: leasehold.Client, kind: s
             context = client.semaphore("name", 1, ttl=0.2).permit()
             reason, message = "ttl-ended", 'the permit of "name" was lost: its TTL ended'
         else:
-            context = client.lock("name", lease=0.3, auto_extend=False).guard()
-            reason, message = "lease-ended", 'the lock "name" was lost: its lease ended'
+            context = client.lock("name", ttl=0.3).guard()
+            reason, message = "ttl-ended", 'the lock "name" was lost: its TTL ended'
         with pytest.raises(leasehold.Lost, match=message) as raised:
             async with context as held:
                 try:

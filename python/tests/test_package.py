@@ -196,7 +196,7 @@ def test_arguments_are_checked_before_anything_is_opened(url: str) -> None:
         (lambda: client.semaphore("api", 2**32), "4294967296 is too large; the largest is 4294967295"),
         (lambda: client.semaphore("api", 1, rate=(-1, 1)), "-1 is negative"),
         (lambda: client.semaphore("api", 1).permit(weight=-1), "-1 is negative"),
-        (lambda: client.lock("key", retry=leasehold.Retry(times=-1)), "-1 is negative"),
+        (lambda: client.lock("key", ttl=0), "ttl"),
         (lambda: client.stats(limit=-1), "-1 is negative"),
     ]
     for call, problem in wrong:
@@ -491,7 +491,7 @@ def test_everything_public_is_listed() -> None:
     }
     assert public - {"annotations"} == set(leasehold.__all__) - {"__version__"}
     classes = {name for name, value in vars(_leasehold).items() if inspect.isclass(value)}
-    assert classes <= set(leasehold.__all__)
+    assert classes - {"LuaPool"} <= set(leasehold.__all__), "LuaPool is in leasehold.compat.lua_pool"
 
 
 def test_the_stubs_have_what_the_module_has() -> None:

@@ -305,12 +305,12 @@ impl LockBuilder {
     /// - The key begins with `fence:` or `id:`.
     /// - In a Redis cluster, the key is too long together with the lock prefix, or contains braces that do not form a
     ///   hash tag, or is nothing but a hash tag.
-    /// - A duration is zero. The lease or the TTL is longer than 10¹³ ms (317 years), or not in whole milliseconds.
+    /// - A duration is zero. The lease is longer than 10¹³ ms (317 years), or not in whole milliseconds.
     /// - The multiplier of the [`Retry`] is below 1 or not finite.
     pub fn build(self) -> Result<Lock, Error> {
         self.retry.check()?;
         self.within.map(|limit| positive("within", limit)).transpose()?;
-        let ttl = self.ttl.map(|ttl| millis("ttl", ttl)).transpose()?.map(Span::from_millis);
+        let ttl = self.ttl.map(|ttl| positive("ttl", ttl)).transpose()?;
         let lease = Some(Span::from_millis(millis("lease", self.lease)?));
         // The label is stored in each record and shown to people, so the rules for names apply to it.
         let label = self.label.map(|label| Name::new("label", &label)).transpose()?;

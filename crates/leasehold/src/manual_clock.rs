@@ -123,10 +123,10 @@ impl ManualClock {
     ///
     /// Futures that are ready because of it have been woken. Their tasks continue when the runtime polls them next, not
     /// inside this call. So an operation that consists of several waits needs several calls: [`Lock::acquire`],
-    /// [`Pool::lease`] and [`Semaphore::drain`] wait for a pause, ask again, and wait for the next pause.
+    /// [`Pool::acquire`] and [`Semaphore::drain`] wait for a pause, ask again, and wait for the next pause.
     ///
     /// [`Lock::acquire`]: crate::Lock::acquire
-    /// [`Pool::lease`]: crate::Pool::lease
+    /// [`Pool::acquire`]: crate::Pool::acquire
     /// [`Semaphore::drain`]: crate::Semaphore::drain
     ///
     /// ```

@@ -35,11 +35,12 @@
 //! - An acquire counts as waiting from its first poll until it has an outcome. A try never counts as waiting.
 //! - A permit counts as held from the moment when its acquire returned. What was detached does not count as held,
 //!   because the client no longer tracks it.
-//! - [`Pool::acquire`](crate::Pool::acquire), [`renew`](crate::Pool::renew) and [`release`](crate::Pool::release) have
-//!   no guard. They count as acquires and renewals, and change neither `leasehold_held` nor `leasehold_hold_seconds`.
+//! - [`Pool::extend`](crate::Pool::extend), [`Pool::release`](crate::Pool::release) and the calls of
+//!   [`LuaPool`](crate::compat::lua_pool::LuaPool) have no guard. They count as acquires and renewals, and change neither
+//!   `leasehold_held` nor `leasehold_hold_seconds`.
 //! - [`Locks::acquire_as`](crate::Locks::acquire_as), and extensions and releases by a lock id, are not counted.
 //!   Observers are notified of them.
-//! - The memory store sends no requests. It renews only pool leases, and locks that are extended in the background.
+//! - The memory store sends no requests. It renews only locks and pool leases.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]

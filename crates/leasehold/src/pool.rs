@@ -321,7 +321,7 @@ impl PoolBuilder {
     /// - In a Redis cluster, the name has a brace that is not part of a hash tag, or is nothing but a hash tag.
     /// - The capacity is zero.
     /// - The lease is below 1 s.
-    /// - A duration is zero. The lease or the TTL is longer than 10¹³ ms (317 years), or not in whole milliseconds.
+    /// - A duration is zero. The lease is longer than 10¹³ ms (317 years), or not in whole milliseconds.
     /// - The multiplier of the [`Retry`] is below 1 or not finite.
     pub fn build(self) -> Result<Pool, Error> {
         let name = name_of(&self.name)?;
@@ -334,7 +334,7 @@ impl PoolBuilder {
             return Err(Error::invalid("lease", problem));
         }
         let lease = Span::from_millis(millis("lease", self.lease)?);
-        let ttl = self.ttl.map(|ttl| millis("ttl", ttl)).transpose()?.map(Span::from_millis);
+        let ttl = self.ttl.map(|ttl| positive("ttl", ttl)).transpose()?;
         self.within.map(|limit| positive("within", limit)).transpose()?;
         self.retry.check()?;
         let Self { engine, capacity, within, retry, observer, .. } = self;

@@ -345,8 +345,8 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Spans {
         let mut all = locked(&self.0);
         if let Some(mut seen) = all.remove(&id.into_u64()) {
             seen.closed = true;
-            let old = u64::MAX - all.len() as u64;
-            all.insert(old, seen);
+            let closed = all.values().filter(|seen| seen.closed).count() as u64;
+            all.insert(u64::MAX - closed, seen);
         }
     }
 }
@@ -412,6 +412,15 @@ async fn an_acquire_and_a_hold_are_a_span_each() {
     drop(guard);
     let seen = spans.find("leasehold.hold", &[("kind", "lock"), ("ended", "released")]);
     assert!(seen.len() == 1 && seen[0].closed, "{seen:?}");
+    assert_eq!(seen[0].events, ["lock released"]);
+    let seen = spans.find("leasehold.acquire", &[("kind", "lock"), ("outcome", "acquired")]);
+    assert_eq!(seen[0].events, ["lock acquired"]);
+
+    drop(deadline(client.pool("spans", 1).build().unwrap().acquire("one")).await.unwrap());
+    let seen = spans.find("leasehold.acquire", &[("kind", "pool"), ("outcome", "acquired")]);
+    assert_eq!(seen[0].events, ["lease acquired"]);
+    let seen = spans.find("leasehold.hold", &[("kind", "pool"), ("id", "one")]);
+    assert_eq!(seen[0].events, ["lease released"]);
 
     let guard = deadline(client.lock("invoice:43").build().unwrap().acquire()).await.unwrap();
     let lost_id = guard.id().to_string();

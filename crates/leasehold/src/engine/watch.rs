@@ -310,6 +310,14 @@ impl Watched {
     fn elapsed(&self) -> Duration {
         self.watch.clock.now().saturating_since(self.since)
     }
+
+    /// Logs an event inside the span, if a subscriber listens.
+    fn log(&self, log: impl FnOnce(&str, &Id, &'static str)) {
+        if !self.span.is_none() {
+            let (name, grant) = (self.watch.public_name(), self.watch.primitive.grant());
+            guarded(|| self.span.in_scope(|| log(&name, &self.id, grant)));
+        }
+    }
 }
 
 /// An acquire that has started and not ended. Dropping it means that the acquire was cancelled.
@@ -327,9 +335,13 @@ impl Acquiring {
         }
     }
 
-    /// The acquire has returned a guard. `report` logs it.
+    /// The acquire has returned a guard. `report` logs what the name, the id and the wait do not tell.
     pub(crate) fn acquired(mut self, fence: Option<Fence>, report: impl FnOnce()) -> HoldWatch {
         guarded(|| self.0.span.in_scope(report));
+        if self.0.watch.primitive != Primitive::Semaphore {
+            let waited = self.0.elapsed();
+            self.0.log(|name, id, grant| event!(debug, name, %id, ?waited, "{grant} acquired"));
+        }
         self.end("acquired", || Outcome::Done);
         let (watch, id) = (self.0.watch.clone(), self.0.id.clone());
         let span = watch.span(|name, kind| {
@@ -409,10 +421,7 @@ impl Drop for HoldWatch {
             return;
         }
         let held_for = Some(self.0.elapsed());
-        let (name, id) = (self.0.watch.name.as_str(), &self.0.id);
-        if self.0.watch.primitive == Primitive::Semaphore && !self.0.span.is_none() {
-            guarded(|| self.0.span.in_scope(|| event!(debug, name, %id, "permit released")));
-        }
+        self.0.log(|name, id, grant| event!(debug, name, %id, "{grant} released"));
         self.end(held_for, "released");
         let (watch, id) = (&self.0.watch, || self.0.id.clone());
         watch.notify_observer(Operation::Release, || Outcome::Done, id, (None, held_for));

@@ -6,6 +6,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use super::{LockGuard, LockSpec};
+use crate::clock::Span;
 use crate::engine::watch::{Acquiring, Id};
 use crate::guard::{self, OnFirstPoll};
 use crate::name::positive;
@@ -85,7 +86,7 @@ impl Future for AcquireLock {
             let lock = lock.clone();
             Ok(Box::pin(async move {
                 let id = LockId::random();
-                let acquire = lock.wait(id, within.map(|limit| limit.duration()));
+                let acquire = lock.wait(id, within.map(Span::duration));
                 lock.watch.acquire(|| Id::Lock(id), true, acquire, LockGuard::watch).await
             }))
         })

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::{PoolLease, PoolSpec, instance_of};
 use crate::Error;
+use crate::clock::Span;
 use crate::engine::watch::{Acquiring, Id};
 use crate::guard::{self, OnFirstPoll};
 use crate::name::positive;
@@ -85,7 +86,7 @@ impl Future for AcquireLease {
             let within = within.map(|limit| positive("within", limit)).transpose()?;
             let (pool, instance) = (pool.clone(), instance_of(instance_id)?);
             Ok(Box::pin(async move {
-                let acquire = pool.wait(&instance, within.map(|limit| limit.duration()));
+                let acquire = pool.wait(&instance, within.map(Span::duration));
                 let id = || Id::Instance(instance.clone());
                 pool.watch.acquire(id, true, acquire, PoolLease::watch).await
             }))

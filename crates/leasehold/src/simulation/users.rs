@@ -397,7 +397,12 @@ impl Simulation<'_> {
                 self.ends(worker, user, usage, how);
             }
             (Doing::ReleasingAgain(thing), Notice::Released { outcome, .. }) => {
-                if let Ok(released) = outcome {
+                // An enqueue of a lost connection may have been applied after the release. The client repeats the release
+                // about a second later, so until then this one may find the id again.
+                let may_be_back = self.processes[worker].straggled_at(self.now);
+                if let Ok(released) = outcome
+                    && !(released && may_be_back)
+                {
                     let name = THINGS[thing].name.to_owned();
                     self.note(worker, self.now, Noted::Stale { thing: name, released });
                 }

@@ -29,7 +29,12 @@ impl Simulation<'_> {
     /// Checks a command before it is applied. Returns the permit or the place that its id has, which it must keep.
     pub(super) fn before(&mut self, thing: usize, command: &Command) -> Option<MemberView> {
         let Command::Enqueue { id, .. } = *command else { return None };
-        if self.store.removed.get(&id).is_some_and(|until| self.now < *until) {
+        // A request of a lost connection may have been sent before the client learned of the removal.
+        let straggles = self
+            .ids
+            .get(&id)
+            .is_some_and(|&(worker, ..)| self.processes[worker].straggled_at(self.now));
+        if !straggles && self.store.removed.get(&id).is_some_and(|until| self.now < *until) {
             let what = format!("{id} is enqueued again, although an operator has removed it");
             self.saw(Rule::Ownership, thing, what);
         }

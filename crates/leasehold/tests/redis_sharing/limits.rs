@@ -146,9 +146,9 @@ async fn a_grant_of_theirs_does_not_exceed_a_pin() {
 async fn a_dead_holder_that_they_remove_takes_its_units_with_it() {
     let both = Both::start().await;
     let semaphore = both.ours.semaphore(NAME, 3).numbered().build().unwrap();
-    let id = semaphore.acquire().weight(3).await.unwrap().detach().to_string();
+    let dead = semaphore.acquire().weight(3).await.unwrap();
     // As their sweep removes it: our record of it stays.
-    assert_eq!(both.ask::<u64>(&["ZREM", &key("main"), &id]), 1);
+    assert_eq!(both.ask::<u64>(&["ZREM", &key("main"), &dead.id().to_string()]), 1);
     let _other = both.ours.semaphore("another", 1).build().unwrap().acquire().await.unwrap();
     let permit = deadline(semaphore.acquire().weight(3)).await.unwrap();
     assert_eq!(permit.slot_number(), Some(1));

@@ -299,12 +299,12 @@ pub async fn times_that_cannot_be_are_refused(store: &impl Store) {
         (Duration::MAX, &[]),
     ] {
         assert_refused(client.lock(&key).lease(ttl).build(), "lease", words);
-        assert_refused(client.lock(&key).ttl(ttl).build(), "ttl", words);
         assert_refused(deadline(locks.acquire(&key, ttl)).await, "lease", words);
         assert_refused(deadline(locks.extend(&guard.id(), ttl)).await, "lease", words);
         assert_refused(deadline(guard.extend(ttl)).await, "lease", words);
     }
     guard.check().unwrap();
+    assert_refused(client.lock(&key).ttl(Duration::ZERO).build(), "ttl", &["longer than zero"]);
     let longest = lock_of(&client, &unique("longest"), Duration::from_secs(10_000_000_000));
     let held = acquire(&longest).await;
     held.check().unwrap();

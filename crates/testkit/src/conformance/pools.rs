@@ -200,6 +200,10 @@ pub async fn pools_that_cannot_be_are_refused(store: &impl Store) {
         "invalid lease: it is 1.0005s; it must be a whole number of milliseconds",
     );
     refused(
+        client.pool("a", 1).ttl(Duration::ZERO),
+        "invalid ttl: it is 0s; it must be longer than zero",
+    );
+    refused(
         client.pool("a", 1).retry(Retry::default().multiplier(0.5)),
         "invalid retry multiplier: it is 0.5; it must be finite, and at least 1",
     );

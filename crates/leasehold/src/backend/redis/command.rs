@@ -60,7 +60,9 @@ impl RedisCommand {
         let length = parts.iter().map(|part| part.as_ref().len()).sum();
         self.packed.reserve(length + 24);
         add_header(&mut self.packed, b'$', length);
-        parts.iter().for_each(|part| self.packed.extend_from_slice(part.as_ref()));
+        for part in parts {
+            self.packed.extend_from_slice(part.as_ref());
+        }
         self.packed.extend_from_slice(b"\r\n");
     }
 
