@@ -117,7 +117,7 @@ impl Client {
 
     /// The URL of the store, without the user and the password.
     #[getter]
-    fn url(&self) -> &str {
+    fn url(&self) -> String {
         self.shared.settings().address()
     }
 

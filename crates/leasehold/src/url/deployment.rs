@@ -23,7 +23,7 @@ pub enum Deployment {
     Server(ServerSettings),
     /// A primary that sentinels name.
     Sentinel(SentinelSettings),
-    /// Some nodes of a cluster. The client gets the others from them.
+    /// Some nodes of a cluster, from which the client gets the others.
     Cluster(Vec<ServerSettings>),
 }
 
@@ -35,7 +35,7 @@ pub struct SentinelSettings {
     pub sentinels: Vec<ServerSettings>,
     /// The name of the primary in the sentinels' configuration.
     pub service: String,
-    /// How to connect to the primary. Its address is replaced by the one that the sentinels name.
+    /// How to connect to the primary, except for its address, which the sentinels name.
     pub server: ServerSettings,
 }
 
@@ -154,7 +154,7 @@ impl ServerSettings {
         Self { endpoint, ..self.clone() }
     }
 
-    /// Returns the host and the port. Both are empty for a Unix socket.
+    /// Returns the host and the port, or an empty host and port 0 for a Unix socket.
     #[must_use]
     pub fn host_and_port(&self) -> (String, u16) {
         match &self.endpoint {
