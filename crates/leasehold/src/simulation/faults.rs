@@ -200,7 +200,8 @@ impl Simulation<'_> {
         let owner = self.ids.get(&id).map(|(worker, ..)| *worker);
         let is_certain = owner.is_some_and(|worker| {
             let process = &mut self.processes[worker];
-            let calm = process.connection.is_some() && process.silent.is_none();
+            let is_connected = process.connection.is_some() && process.silent.is_none();
+            let calm = is_connected && process.stopped.is_none();
             calm && process.existing_core(thing).is_some_and(|core| core.is_answered(id))
         });
         self.apply(thing, OPERATOR, &[Command::Release { id, hint: ReleaseHint::Nothing }]);
