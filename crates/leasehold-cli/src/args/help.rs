@@ -157,7 +157,7 @@ Unknown values are null. Further fields:
              waits_for, waiters, oldest_hold_seconds, oldest_wait_seconds; each holder and waiter:
              id, slot_number, weight, host, pid, label, age_seconds, silent_for_seconds,
              ttl_left_seconds, ends_in_seconds (until it expires unless it is renewed), fence
-  lock       its holder: key_hash, lock_id_hash, host, pid, label, acquired_at, age_seconds,
+  lock       its holder: key, key_hash, lock_id_hash, host, pid, label, acquired_at, age_seconds,
              expires_at, ends_in_seconds, fence
   pool       each holder: instance_id, silent_for_seconds, ends_in_seconds
 
