@@ -38,7 +38,7 @@
 //! - [`Pool::extend`](crate::Pool::extend), [`Pool::release`](crate::Pool::release) and the calls of
 //!   [`LuaPool`](crate::compat::lua_pool::LuaPool) have no guard. They count as acquires and renewals, and change neither
 //!   `leasehold_held` nor `leasehold_hold_seconds`.
-//! - [`Locks::acquire_as`](crate::Locks::acquire_as), and extensions and releases by a lock id, are not counted.
+//! - [`Locks::try_acquire_as`](crate::Locks::try_acquire_as), and extensions and releases by a lock id, are not counted.
 //!   Observers are notified of them.
 //! - The memory store sends no requests. It renews only locks and pool leases.
 //!
