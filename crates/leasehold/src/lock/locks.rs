@@ -198,11 +198,13 @@ impl Locks {
     /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
     /// - [`Error::Denied`], [`Error::NoRoom`] or [`Error::Unusable`] if the store refuses the request.
     /// - [`Error::Stopped`] if the client's background thread is not running.
+    /// - [`Error::Closed`] after [`Client::close`](crate::Client::close).
     ///
     /// # Cancel safety
     /// If the future is dropped, the store may or may not have extended the lock.
     pub async fn extend(&self, id: &LockId, lease: Duration) -> Result<bool, Error> {
         let (id, ttl) = (*id, millis("lease", lease)?);
+        self.engine.core().check_open()?;
         let command = |key| LockCommand::Extend { id, key, ttl, only_longer: false };
         let missing = LockOutcome::Extend(Verdict::NotFound);
         let outcome = self.call_by_id(id, command, missing).await;
