@@ -232,7 +232,7 @@ class Client:
     def close(self) -> Pending[None]:
         """Closes the client, and returns when the store has released its permits, locks and leases. Waiting acquires raise Closed.
 
-        What was detached, and what `Locks.acquire` acquired, stays held until it expires.
+        What was detached, and what `Locks.try_acquire` acquired, stays held until it expires.
         """
     async def __aenter__(self) -> Client: ...
     async def __aexit__(self, *exception: object) -> None: ...
@@ -428,7 +428,7 @@ class LockGuard:
 class Locks:
     """All locks of a store, by key and by lock id. No call waits for a lock to become free."""
 
-    def acquire(self, key: str, lease: _Seconds) -> Pending[HeldLock | None]:
+    def try_acquire(self, key: str, lease: _Seconds) -> Pending[HeldLock | None]:
         """Acquires the lock with this key if it is free; otherwise returns None.
 
         There is no guard: the lock expires after `lease` seconds unless it is extended or released by its lock id.

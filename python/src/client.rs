@@ -317,7 +317,7 @@ impl Client {
 
     /// Closes the client, and returns when the store has released its permits, locks and leases. Waiting acquires raise Closed.
     ///
-    /// What was detached, and what `Locks.acquire` acquired, stays held until it expires.
+    /// What was detached, and what `Locks.try_acquire` acquired, stays held until it expires.
     fn close(&self) -> Pending {
         let shared = self.shared.clone();
         Pending::of("Client.close", async move {

@@ -185,9 +185,9 @@ impl Locks {
     /// Acquires the lock with this key if it is free; otherwise returns None.
     ///
     /// There is no guard: the lock expires after `lease` seconds unless it is extended or released by its lock id.
-    fn acquire(&self, key: String, lease: Seconds) -> Pending {
-        self.operation("Locks.acquire", move |locks| async move {
-            let held = locks.acquire(&key, lease.0).await?;
+    fn try_acquire(&self, key: String, lease: Seconds) -> Pending {
+        self.operation("Locks.try_acquire", move |locks| async move {
+            let held = locks.try_acquire(&key, lease.0).await?;
             Ok(held.map_or(Value::None, |held| Value::made(move |py| values::held_lock(py, &held))))
         })
     }

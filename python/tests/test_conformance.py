@@ -412,9 +412,9 @@ def test_locks(client: leasehold.Client, driver: Driver) -> None:
 def test_locks_by_id(client: leasehold.Client, driver: Driver) -> None:
     async def body(do: Driver) -> None:
         locks = client.locks
-        held = await do.do(locks.acquire("key", 30))
+        held = await do.do(locks.try_acquire("key", 30))
         assert held is not None
-        assert await do.do(locks.acquire("key", 30)) is None
+        assert await do.do(locks.try_acquire("key", 30)) is None
         assert await do.do(locks.is_locked("key"))
         assert await do.do(locks.owns(held.id))
         found = await do.do(locks.lookup_id(held.id))

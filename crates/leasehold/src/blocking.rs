@@ -230,7 +230,7 @@ impl Pool {
     ///
     /// # Errors
     /// - The same as for [`acquire`](Self::acquire), and [`Error::Lost`] if the lease was lost while `work` ran.
-    /// - [`Error::InvalidArgument`] inside a runtime: see [`Wait::wait`]. Then `work` did not run.
+    /// - [`Error::WrongThread`] inside a runtime: see [`Wait::wait`]. Then `work` did not run.
     ///
     /// # Panics
     /// If `work` panics. The lease is released.

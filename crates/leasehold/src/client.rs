@@ -274,12 +274,17 @@ impl Client {
         self.engine.core().lifeline()
     }
 
-    /// Closes the client and its clones. Waiting acquires fail with [`Error::Closed`]. Everything that is held with a
-    /// guard is released, and the guards are notified of the loss. After that, nothing can be acquired.
+    /// Closes the client and its clones.
+    ///
+    /// Waiting acquires fail with [`Error::Closed`]. Everything that is held with a guard is released, and the guards are
+    /// notified of the loss. After that, everything that would acquire or extend fails with [`Error::Closed`], and so
+    /// does every `build()`. Releases by id and queries still work.
     ///
     /// The function returns when the store has confirmed these releases, and those of guards that were dropped before.
-    /// Detached permits are released, too. Detached locks, and locks and leases that were acquired without a guard, are
-    /// not.
+    ///
+    /// What was detached or acquired without a guard is not released: on Redis it expires with its lease, and so do locks
+    /// and pool leases on every store. A detached permit in memory is released. On one host it ends when the last clone
+    /// of the client is dropped.
     ///
     /// # Errors
     /// - [`Error::Unavailable`] if the store does not confirm all releases in time. They continue in the background.
@@ -294,8 +299,9 @@ impl Client {
         self.engine.core().close().await
     }
 
-    /// Returns the current outage of the store, or `None` if the store can be reached. Acquires that wait for a permit
-    /// or a lock keep waiting during an outage.
+    /// Returns the current outage of the store, or `None` if the store can be reached.
+    ///
+    /// Acquires that wait for a permit, a lock or a pool lease keep waiting during an outage.
     #[must_use]
     pub fn outage(&self) -> Option<Outage> {
         let (since, error) = self.engine.core().outage()?;

@@ -322,10 +322,12 @@ pub enum LossReason {
     LeaseEnded,
     /// It could not be renewed in time, so the store may have granted it to another holder.
     NotRenewed,
-    /// The store no longer has it: an operator or another client released it by its id, it expired there, or the store
-    /// lost its data.
+    /// The store no longer has it.
+    ///
+    /// Another client or an operator released it by its id, it expired there, or the store lost its data. A lock or a
+    /// pool lease that its own client released by its id is lost with this reason, too.
     Missing,
-    /// This client released it, by its id or through its guard.
+    /// Its guard was released, dropped or detached; or it is a permit, and this client released it by its id.
     Released,
     /// Its client was closed.
     Closed,

@@ -65,7 +65,7 @@ impl Semaphore {
         self.change_limits(LimitChange::Pin(at_least_one(capacity)?)).await
     }
 
-    /// Ends a [`pin`](Self::pin). The newest spec applies again, even if it was made during the pin. If the
+    /// Ends a [`pin`](Self::pin). The newest declaration applies again, even if it was made during the pin. If the
     /// semaphore is not pinned, nothing changes.
     ///
     /// # Errors

@@ -298,7 +298,7 @@ impl LockBuilder {
     /// Builds the lock. Nothing is sent to the store yet.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] in these cases:
+    /// [`Error::Closed`] after [`Client::close`](crate::Client::close). [`Error::InvalidArgument`] in these cases:
     ///
     /// - The key or the label is empty, longer than 512 bytes (the key after NFC normalisation), or contains control
     ///   characters.
@@ -308,6 +308,7 @@ impl LockBuilder {
     /// - A duration is zero. The lease is longer than 10¹³ ms (317 years), or not in whole milliseconds.
     /// - The multiplier of the [`Retry`] is below 1 or not finite.
     pub fn build(self) -> Result<Lock, Error> {
+        self.locks.engine.core().check_open()?;
         self.retry.check()?;
         self.within.map(|limit| positive("within", limit)).transpose()?;
         let ttl = self.ttl.map(|ttl| positive("ttl", ttl)).transpose()?;

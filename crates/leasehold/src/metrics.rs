@@ -23,7 +23,7 @@
 //! |---|---|
 //! | `store` | `memory`, `local`, `redis` |
 //! | `kind` | `semaphore`, `lock`, `pool` |
-//! | `outcome` of an acquire | `acquired`; `full` (`try_acquire` or `try_lease` found nothing free), `timed_out`, `cancelled` (its future was dropped), `closed` (its client was closed), `lost` (granted, and lost before the caller received it), `unavailable` (the store cannot be reached), `denied` (the store refused the request), `error` |
+//! | `outcome` of an acquire | `acquired`; `full` (`try_acquire` found nothing free), `timed_out`, `cancelled` (its future was dropped), `closed` (its client was closed), `lost` (granted, and lost before the caller received it), `unavailable` (the store cannot be reached), `denied` (the store refused the request), `error` |
 //! | `outcome` of a renewal | `renewed`, `missing` (the store no longer has it), `failed` (not answered, or refused) |
 //! | `reason` | `ttl_ended`, `not_renewed`, `missing`, `released` (by its id), `closed`: see [`LossReason`](crate::LossReason) |
 //! | `name` | the name or key, only if the builder asked for it: [`SemaphoreBuilder::name_in_metrics`](crate::SemaphoreBuilder::name_in_metrics), [`LockBuilder::name_in_metrics`](crate::LockBuilder::name_in_metrics), [`PoolBuilder::name_in_metrics`](crate::PoolBuilder::name_in_metrics) |
@@ -38,7 +38,7 @@
 //! - [`Pool::extend`](crate::Pool::extend), [`Pool::release`](crate::Pool::release) and the calls of
 //!   [`LuaPool`](crate::compat::lua_pool::LuaPool) have no guard. They count as acquires and renewals, and change neither
 //!   `leasehold_held` nor `leasehold_hold_seconds`.
-//! - [`Locks::acquire_as`](crate::Locks::acquire_as), and extensions and releases by a lock id, are not counted.
+//! - [`Locks::try_acquire_as`](crate::Locks::try_acquire_as), and extensions and releases by a lock id, are not counted.
 //!   Observers are notified of them.
 //! - The memory store sends no requests. It renews only locks and pool leases.
 //!

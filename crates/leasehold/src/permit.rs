@@ -141,8 +141,8 @@ impl Permit {
         }
     }
 
-    /// Returns a future that resolves when the permit is lost, with the reason. If the guard is released or dropped,
-    /// the future resolves with [`LossReason::Released`].
+    /// Returns a future that resolves when the permit is lost, with the reason. If the guard is released, dropped
+    /// or detached, the future resolves with [`LossReason::Released`].
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]

@@ -173,7 +173,7 @@ impl Pool {
     /// A guard of that lease is not notified. It notices the release at its next renewal.
     ///
     /// # Errors
-    /// The same as for [`extend`](Self::extend).
+    /// The same as for [`extend`](Self::extend), except `Closed`: a closed client still releases.
     ///
     /// # Cancel safety
     /// If the future is dropped after it was first polled, the release continues in the background.
@@ -315,7 +315,7 @@ impl PoolBuilder {
     /// Builds the pool. Nothing is sent to the store yet.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] in these cases:
+    /// [`Error::Closed`] after [`Client::close`](crate::Client::close). [`Error::InvalidArgument`] in these cases:
     ///
     /// - The name is empty, longer than 512 bytes, contains control characters, or begins with `holders:`.
     /// - In a Redis cluster, the name has a brace that is not part of a hash tag, or is nothing but a hash tag.
@@ -324,6 +324,7 @@ impl PoolBuilder {
     /// - A duration is zero. The lease is longer than 10¹³ ms (317 years), or not in whole milliseconds.
     /// - The multiplier of the [`Retry`] is below 1 or not finite.
     pub fn build(self) -> Result<Pool, Error> {
+        self.engine.core().check_open()?;
         let name = name_of(&self.name)?;
         self.engine.core().check_name(Subject::Pool(&name))?;
         if self.capacity == 0 {
@@ -396,7 +397,6 @@ impl PoolSpec {
     pub(crate) async fn release(&self, instance_id: &str) -> Result<PoolOutcome, Error> {
         let instance = instance_of(instance_id)?;
         let core = self.engine.core();
-        core.check_open()?;
         let part = self.part(PoolAction::Release { instance: instance.clone() });
         let outcome = core.call_to_the_end(part).await.and_then(outcome_of);
         self.watch.released(|| Id::Instance(instance), || observed(&outcome));

@@ -78,6 +78,8 @@ async fn the_settings_and_words_of_sync_guard() {
     let held = locks.acquire("invoice:43", Duration::from_secs(1)).await.unwrap().unwrap();
     assert!(locks.extend(&held.id, Duration::from_secs(2)).await.unwrap());
     assert!(locks.acquire("invoice:43", Duration::from_secs(1)).await.unwrap().is_none());
+    let again = locks.acquire_as(&held.id, "invoice:43", Duration::from_secs(1)).await;
+    assert_eq!(again.unwrap().map(|again| again.fence), Some(held.fence));
     assert!(locks.release(&held.id).await.unwrap());
     assert!(!locks.release(&held.id).await.unwrap());
     let reasons = std::mem::take(&mut *reasons.lock().unwrap());

@@ -354,7 +354,7 @@ mod types {
             locks.extend(&guard.id(), Duration::from_secs(1)).await?;
             assert!(tokio::spawn(guard.release()).await.unwrap()?);
             assert_eq!(lost.await.unwrap(), LossReason::Released);
-            let held = locks.acquire("spawned", Duration::from_secs(1)).await?.unwrap();
+            let held = locks.try_acquire("spawned", Duration::from_secs(1)).await?.unwrap();
             locks.release(&held.id).await?;
             Ok::<_, Error>(fence)
         };

@@ -178,6 +178,7 @@ macro_rules! conformance {
                 a_closed_client_refuses_new_calls,
                 a_closed_client_changes_no_limits,
                 closing_twice_is_harmless,
+                a_closed_client_only_releases_by_id,
                 a_close_frees_permits_for_other_clients,
                 a_close_waits_for_what_was_dropped,
                 acquires_during_a_close_leave_nothing_held;

@@ -62,7 +62,7 @@ impl LuaPool {
     /// Releases the lease of this instance.
     ///
     /// # Errors
-    /// The same as for [`Pool::extend`].
+    /// The same as for [`Pool::release`].
     ///
     /// # Cancel safety
     /// If the future is dropped after it was first polled, the release continues in the background.

@@ -5,7 +5,7 @@
 //! | `ttlMs`, `timeoutMs`, `maxRetries` | [`Settings`] |
 //! | `retryDelayMs`, `backoff`, `jitter` | [`Retry`] |
 //! | `keyPrefix` | [`RedisBuilder::lock_prefix`](crate::RedisBuilder::lock_prefix) |
-//! | `cleanupInIsLocked`, `capabilities` | [`Backend`] |
+//! | `cleanupInIsLocked`, `capabilities`, `acquire` | [`Backend`] |
 //! | `"locked"`, `"expired"`, `"not-found"` | [`reason`] |
 //! | `LockError.code` | [`ErrorCode`] |
 //! | the records of versions 1 and 2 | [`LockLayout`] |
@@ -16,7 +16,7 @@ use std::time::Duration;
 pub use crate::backend::TimeAuthority;
 #[cfg(feature = "redis")]
 pub use crate::backend::redis::LockLayout;
-use crate::{Error, Event, LockBuilder, Locks, LossReason, Outcome, Retry};
+use crate::{Error, Event, HeldLock, LockBuilder, LockId, Locks, LossReason, Outcome, Retry};
 
 /// Adds the settings to a [`LockBuilder`].
 ///
@@ -71,6 +71,33 @@ pub trait Backend: Sized {
 
     /// Returns what the store can do.
     fn capabilities(&self) -> Capabilities;
+
+    /// Acquires the lock if it is free, `acquire`: [`Locks::try_acquire`].
+    ///
+    /// # Errors
+    /// The same as for [`Locks::try_acquire`].
+    ///
+    /// # Cancel safety
+    /// The same as for [`Locks::try_acquire`].
+    fn acquire(
+        &self,
+        key: &str,
+        lease: Duration,
+    ) -> impl Future<Output = Result<Option<HeldLock>, Error>> + Send;
+
+    /// Acquires the lock with a lock id that the caller provides: [`Locks::try_acquire_as`].
+    ///
+    /// # Errors
+    /// The same as for [`Locks::try_acquire`].
+    ///
+    /// # Cancel safety
+    /// The same as for [`Locks::try_acquire_as`].
+    fn acquire_as(
+        &self,
+        id: &LockId,
+        key: &str,
+        lease: Duration,
+    ) -> impl Future<Output = Result<Option<HeldLock>, Error>> + Send;
 }
 
 impl Backend for Locks {
@@ -85,6 +112,19 @@ impl Backend for Locks {
             supports_fencing: true,
             time_authority: profile.time_authority,
         }
+    }
+
+    async fn acquire(&self, key: &str, lease: Duration) -> Result<Option<HeldLock>, Error> {
+        self.try_acquire(key, lease).await
+    }
+
+    async fn acquire_as(
+        &self,
+        id: &LockId,
+        key: &str,
+        lease: Duration,
+    ) -> Result<Option<HeldLock>, Error> {
+        self.try_acquire_as(key, lease, id).await
     }
 }
 
@@ -189,7 +229,8 @@ impl From<&Error> for ErrorCode {
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), leasehold::Error> {
-/// use leasehold::{Client, Observer, compat::sync_guard};
+/// use leasehold::compat::sync_guard::{self, Backend};
+/// use leasehold::{Client, Observer};
 /// use std::sync::{Arc, Mutex};
 /// use std::time::Duration;
 ///

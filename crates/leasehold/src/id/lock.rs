@@ -28,7 +28,7 @@ const LENGTH: usize = 22;
 pub struct LockId([u8; LENGTH]);
 
 impl LockId {
-    /// Returns a new random id, for [`Locks::acquire_as`](crate::Locks::acquire_as).
+    /// Returns a new random id, for [`Locks::try_acquire_as`](crate::Locks::try_acquire_as).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -38,9 +38,9 @@ impl LockId {
     ///
     /// let (locks, ttl) = (Client::memory().locks(), Duration::from_secs(30));
     /// let id = LockId::random();
-    /// let held = locks.acquire_as(&id, "invoice:42", ttl).await?.expect("it was free");
+    /// let held = locks.try_acquire_as("invoice:42", ttl, &id).await?.expect("it was free");
     /// // If that answer had been lost, the same call would return the same lock.
-    /// let again = locks.acquire_as(&id, "invoice:42", ttl).await?.expect("it is ours");
+    /// let again = locks.try_acquire_as("invoice:42", ttl, &id).await?.expect("it is ours");
     /// assert_eq!(again.fence, held.fence);
     /// # Ok(())
     /// # }

@@ -27,8 +27,8 @@ use crate::{Error, LockId, LossReason, Observer, Operation, Outcome, process};
 /// use std::time::Duration;
 ///
 /// let locks = Client::memory().locks();
-/// let held = locks.acquire("invoice:42", Duration::from_secs(30)).await?.expect("it was free");
-/// assert!(locks.acquire("invoice:42", Duration::from_secs(30)).await?.is_none());
+/// let held = locks.try_acquire("invoice:42", Duration::from_secs(30)).await?.expect("it was free");
+/// assert!(locks.try_acquire("invoice:42", Duration::from_secs(30)).await?.is_none());
 /// assert!(locks.is_locked("invoice:42").await?);
 /// assert!(locks.extend(&held.id, Duration::from_secs(60)).await?);
 /// assert!(locks.release(&held.id).await?);
@@ -107,7 +107,7 @@ impl Locks {
     ///
     /// # Cancel safety
     /// If the future is dropped, a lock that it may have been granted is released in the background.
-    pub async fn acquire(&self, key: &str, lease: Duration) -> Result<Option<HeldLock>, Error> {
+    pub async fn try_acquire(&self, key: &str, lease: Duration) -> Result<Option<HeldLock>, Error> {
         let (lock, id) = (self.lock(key).lease(lease).build()?.inner, LockId::random());
         let end = |held: &Option<HeldLock>, watched: Acquiring| match held {
             Some(_) => watched.acquired_without_guard(),
@@ -116,20 +116,21 @@ impl Locks {
         lock.watch.acquire(|| Id::Lock(id), false, lock.try_detached(id), end).await
     }
 
-    /// Acquires the lock with a lock id that the caller provides. If that id already holds the lock, this returns the
-    /// same lock again.
+    /// Acquires the lock with a lock id that the caller provides; returns `None` if another id holds it.
+    ///
+    /// If that id already holds the lock, this returns the same lock again.
     ///
     /// # Errors
-    /// The same as for [`acquire`](Self::acquire).
+    /// The same as for [`try_acquire`](Self::try_acquire).
     ///
     /// # Cancel safety
     /// If the future is dropped, the lock may or may not be acquired. Repeat the call with the same id, or
     /// [`release`](Self::release) the id.
-    pub async fn acquire_as(
+    pub async fn try_acquire_as(
         &self,
-        id: &LockId,
         key: &str,
         lease: Duration,
+        id: &LockId,
     ) -> Result<Option<HeldLock>, Error> {
         let (key, id, ttl) = (key_of(key, &self.engine)?, *id, millis("lease", lease)?);
         self.engine.core().check_open()?;
@@ -197,11 +198,13 @@ impl Locks {
     /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
     /// - [`Error::Denied`], [`Error::NoRoom`] or [`Error::Unusable`] if the store refuses the request.
     /// - [`Error::Stopped`] if the client's background thread is not running.
+    /// - [`Error::Closed`] after [`Client::close`](crate::Client::close).
     ///
     /// # Cancel safety
     /// If the future is dropped, the store may or may not have extended the lock.
     pub async fn extend(&self, id: &LockId, lease: Duration) -> Result<bool, Error> {
         let (id, ttl) = (*id, millis("lease", lease)?);
+        self.engine.core().check_open()?;
         let command = |key| LockCommand::Extend { id, key, ttl, only_longer: false };
         let missing = LockOutcome::Extend(Verdict::NotFound);
         let outcome = self.call_by_id(id, command, missing).await;

@@ -15,7 +15,7 @@ async fn after_a_start_of_the_machine_everybody_is_gone() {
     let permit = acquire(&one(&before)).await;
     let _waiter = Waiter::join(&one(&before)).await;
     let locks = before.locks();
-    let held = deadline(locks.acquire("key", Duration::from_secs(60))).await.unwrap().unwrap();
+    let held = deadline(locks.try_acquire("key", Duration::from_secs(60))).await.unwrap().unwrap();
     let pool = before.pool("pool", 1).lease(Duration::from_secs(60)).build().unwrap();
     let _id = deadline(pool.acquire("instance")).await.unwrap().detach();
 
@@ -29,7 +29,7 @@ async fn after_a_start_of_the_machine_everybody_is_gone() {
     assert!(next.fence() > permit.fence());
     assert!(release(next).await);
     assert!(!deadline(after.locks().is_locked("key")).await.unwrap());
-    let next = deadline(after.locks().acquire("key", Duration::from_secs(60))).await.unwrap();
+    let next = deadline(after.locks().try_acquire("key", Duration::from_secs(60))).await.unwrap();
     assert!(next.unwrap().fence > held.fence);
     assert_eq!(deadline(after.pools().lookup("pool")).await.unwrap(), None);
 

@@ -60,7 +60,7 @@ async fn a_lock_with_a_short_lease_expires() {
             }
             Err(error) => assert!(matches!(error, Error::Lost { .. }), "{error}"),
         }
-        let held = deadline(client.locks().acquire("key", Duration::from_millis(1))).await;
+        let held = deadline(client.locks().try_acquire("key", Duration::from_millis(1))).await;
         held.unwrap();
     }
 }

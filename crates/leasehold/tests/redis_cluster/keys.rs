@@ -105,7 +105,7 @@ async fn a_lock_is_found_by_its_id_and_verified_at_its_key() {
     let client = connect(&CLUSTER).await;
     let (locks, ttl) = (client.locks(), Duration::from_secs(60));
     let id = LockId::random();
-    let held = deadline(locks.acquire_as(&id, "by id", ttl)).await.unwrap().unwrap();
+    let held = deadline(locks.try_acquire_as("by id", ttl, &id)).await.unwrap().unwrap();
     assert!(deadline(locks.owns(&id)).await.unwrap());
     assert!(deadline(locks.extend(&id, ttl)).await.unwrap());
     let index = format!("syncguard:id:{id}");

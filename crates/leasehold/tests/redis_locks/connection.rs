@@ -196,7 +196,7 @@ async fn a_call_that_is_dropped_does_not_cost_the_connection() {
         let _ = tokio::time::timeout(limit, lock.try_acquire()).await;
         let _ = tokio::time::timeout(limit, pool.acquire("a")).await;
         let _ = tokio::time::timeout(limit, pool.try_acquire("a")).await;
-        let _ = tokio::time::timeout(limit, client.locks().acquire(KEY, MINUTES)).await;
+        let _ = tokio::time::timeout(limit, client.locks().try_acquire(KEY, MINUTES)).await;
     }
     proxy.heal();
     testkit::wait::eventually(async || !client.locks().is_locked(KEY).await.unwrap()).await;

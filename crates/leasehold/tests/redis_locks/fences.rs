@@ -25,7 +25,7 @@ async fn fences_are_exact_beyond_what_a_floating_point_number_can_say() {
             let info = deadline(client.locks().lookup(KEY)).await.unwrap().unwrap();
             assert_eq!(info.fence.get(), fence);
             let again = client.locks();
-            let again = deadline(again.acquire_as(&guard.id(), KEY, MINUTES)).await.unwrap();
+            let again = deadline(again.try_acquire_as(KEY, MINUTES, &guard.id())).await.unwrap();
             assert_eq!(again.unwrap().fence.get(), fence);
             assert!(release(guard).await);
         }
@@ -60,7 +60,7 @@ async fn a_counter_that_cannot_grow_is_named_and_nothing_is_written() {
         for error in [
             deadline(lock(&client, MINUTES).acquire()).await.unwrap_err(),
             deadline(lock(&client, MINUTES).try_acquire()).await.unwrap_err(),
-            deadline(client.locks().acquire(KEY, MINUTES)).await.unwrap_err(),
+            deadline(client.locks().try_acquire(KEY, MINUTES)).await.unwrap_err(),
         ] {
             assert!(matches!(error, Error::ForeignData { .. }), "{counter:?}: {error}");
             assert!(error.to_string().contains(FENCE), "{counter:?}: {error}");

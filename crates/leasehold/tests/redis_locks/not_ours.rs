@@ -17,7 +17,7 @@ async fn by_key(client: &Client) -> [Error; 5] {
     [
         deadline(lock(client, MINUTES).acquire()).await.unwrap_err(),
         deadline(lock(client, MINUTES).try_acquire()).await.unwrap_err(),
-        deadline(locks.acquire(KEY, MINUTES)).await.unwrap_err(),
+        deadline(locks.try_acquire(KEY, MINUTES)).await.unwrap_err(),
         deadline(locks.is_locked(KEY)).await.unwrap_err(),
         deadline(locks.lookup(KEY)).await.unwrap_err(),
     ]

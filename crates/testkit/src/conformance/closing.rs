@@ -94,6 +94,34 @@ pub async fn a_closed_client_refuses_new_calls(store: &impl Store) {
     }
 }
 
+pub async fn a_closed_client_only_releases_by_id(store: &impl Store) {
+    let (client, name) = (store.client().await, unique("closed ids"));
+    let (semaphore, locks) = (declare(&client, &name, 1), client.locks());
+    let pool = client.pool(&name, 1).build().unwrap();
+    let permit = acquire(&semaphore).await.detach();
+    let lock = deadline(locks.try_acquire(&name, TIME_LIMIT)).await.unwrap().unwrap();
+    let lease = deadline(pool.acquire("instance")).await.unwrap().detach();
+    close(&client).await;
+
+    for error in [
+        deadline(semaphore.extend(&permit)).await.unwrap_err(),
+        deadline(locks.extend(&lock.id, TIME_LIMIT)).await.unwrap_err(),
+        deadline(pool.extend(&lease)).await.unwrap_err(),
+        deadline(locks.try_acquire(&name, TIME_LIMIT)).await.unwrap_err(),
+        deadline(locks.try_acquire_as(&name, TIME_LIMIT, &lock.id)).await.unwrap_err(),
+        client.semaphore(&name, 1).build().unwrap_err(),
+        client.lock(&name).build().unwrap_err(),
+        client.pool(&name, 1).build().unwrap_err(),
+    ] {
+        assert!(matches!(error, Error::Closed), "{error}");
+    }
+    // In memory the close has released the permit.
+    let released = deadline(semaphore.release(&permit)).await.unwrap();
+    assert!(released || store.client().await.id() == client.id());
+    assert!(deadline(locks.release(&lock.id)).await.unwrap());
+    assert!(deadline(pool.release(&lease)).await.unwrap());
+}
+
 pub async fn a_closed_client_changes_no_limits(store: &impl Store) {
     let (client, other) = (store.client().await, store.client().await);
     let name = unique("closed limits");

@@ -169,8 +169,8 @@ pub async fn a_closed_client_acquires_no_lock(store: &impl Store) {
         deadline(declared.acquire()).await.unwrap_err(),
         deadline(declared.try_acquire()).await.unwrap_err(),
         deadline(declared.with(async |_| ())).await.unwrap_err(),
-        deadline(lock(&client, &key).acquire()).await.unwrap_err(),
-        deadline(client.locks().acquire(&key, MINUTES)).await.unwrap_err(),
+        client.lock(&key).build().unwrap_err(),
+        deadline(client.locks().try_acquire(&key, MINUTES)).await.unwrap_err(),
     ] {
         assert!(matches!(error, Error::Closed), "{error}");
     }

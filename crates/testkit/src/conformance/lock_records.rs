@@ -16,16 +16,17 @@ use crate::wait::{deadline, eventually};
 
 pub async fn an_acquire_with_the_same_id_returns_the_same_lock(store: &impl Store) {
     let (client, other, key) = (store.client().await, store.client().await, unique("again"));
-    let first = deadline(client.locks().acquire(&key, MINUTES)).await.unwrap().unwrap();
+    let first = deadline(client.locks().try_acquire(&key, MINUTES)).await.unwrap().unwrap();
     for (locks, ttl) in [(client.locks(), MINUTES), (other.locks(), SHORT)] {
-        let again = deadline(locks.acquire_as(&first.id, &key, ttl)).await.unwrap();
+        let again = deadline(locks.try_acquire_as(&key, ttl, &first.id)).await.unwrap();
         assert_eq!(again, Some(first));
     }
     let stranger: LockId = "AAECAwQFBgcICQoLDA0ODw".parse().unwrap();
-    assert_eq!(deadline(other.locks().acquire_as(&stranger, &key, SHORT)).await.unwrap(), None);
+    assert_eq!(deadline(other.locks().try_acquire_as(&key, SHORT, &stranger)).await.unwrap(), None);
     assert!(deadline(client.locks().release(&first.id)).await.unwrap());
     // After the release, the same id acquires the lock anew.
-    let anew = deadline(client.locks().acquire_as(&first.id, &key, SHORT)).await.unwrap().unwrap();
+    let anew =
+        deadline(client.locks().try_acquire_as(&key, SHORT, &first.id)).await.unwrap().unwrap();
     assert!(anew.id == first.id && anew.fence > first.fence);
     assert!(deadline(client.locks().release(&anew.id)).await.unwrap());
 }
@@ -34,7 +35,7 @@ pub async fn is_locked_reports_the_lock(store: &impl Store) {
     let (client, other, key) = (store.client().await, store.client().await, unique("asked"));
     let clean = other.locks().cleanup_in_is_locked(true);
     assert!(!is_locked(&client, &key).await);
-    let held = deadline(client.locks().acquire(&key, SHORT)).await.unwrap().unwrap();
+    let held = deadline(client.locks().try_acquire(&key, SHORT)).await.unwrap().unwrap();
     assert!(is_locked(&other, &key).await);
     assert!(deadline(clean.is_locked(&key)).await.unwrap());
     assert!(deadline(client.locks().owns(&held.id)).await.unwrap());
@@ -53,7 +54,7 @@ pub async fn a_lookup_shows_secrets_only_on_request(store: &impl Store) {
     let (client, other, key) = (store.client().await, store.client().await, unique("secret"));
     let locks = other.locks();
     assert_eq!(deadline(locks.lookup(&key)).await.unwrap(), None);
-    let held = deadline(client.locks().acquire(&key, MINUTES)).await.unwrap().unwrap();
+    let held = deadline(client.locks().try_acquire(&key, MINUTES)).await.unwrap().unwrap();
 
     let by_key = deadline(locks.lookup(&key)).await.unwrap().unwrap();
     let by_id = deadline(locks.lookup(&held.id)).await.unwrap().unwrap();
@@ -114,7 +115,7 @@ pub async fn a_lookup_names_the_holder(store: &impl Store) {
     assert_eq!(by_key().await, expected);
     // A refused acquire, and a repeated one with the same id, change nothing.
     assert!(deadline(lock(&other, &key).try_acquire()).await.unwrap().is_none());
-    let again = deadline(locks.acquire_as(&guard.id(), &key, MINUTES)).await.unwrap();
+    let again = deadline(locks.try_acquire_as(&key, MINUTES, &guard.id())).await.unwrap();
     assert!(again.is_some());
     assert_eq!(by_key().await, expected);
     assert!(release(guard).await);
@@ -127,7 +128,8 @@ pub async fn a_lookup_names_the_holder(store: &impl Store) {
     let short = client.lock(&key).label(label).lease(SHORT).build().unwrap();
     let held = acquire(&short).await.detach();
     is_free(&client, &key).await;
-    let held = deadline(client.locks().acquire_as(&held.id, &key, MINUTES)).await.unwrap().unwrap();
+    let held =
+        deadline(client.locks().try_acquire_as(&key, MINUTES, &held.id)).await.unwrap().unwrap();
     assert_eq!(by_key().await, plain);
     assert!(deadline(client.locks().release(&held.id)).await.unwrap());
 }
@@ -176,9 +178,9 @@ pub async fn an_observer_receives_every_call_by_key_and_by_id(store: &impl Store
     use Operation::{Acquire, Lookup, Release, Renew};
     let (client, key) = (store.client().await, unique("observed"));
     let (locks, events) = observed(&client, false);
-    let held = deadline(locks.acquire(&key, MINUTES)).await.unwrap().unwrap();
+    let held = deadline(locks.try_acquire(&key, MINUTES)).await.unwrap().unwrap();
     let other = LockId::random();
-    deadline(locks.acquire_as(&other, &key, MINUTES)).await.unwrap();
+    deadline(locks.try_acquire_as(&key, MINUTES, &other)).await.unwrap();
     deadline(locks.extend(&held.id, MINUTES)).await.unwrap();
     deadline(locks.is_locked(&key)).await.unwrap();
     deadline(locks.lookup(&key)).await.unwrap();
@@ -218,7 +220,7 @@ pub async fn an_observer_receives_secrets_only_on_request(store: &impl Store) {
     let (client, key) = (store.client().await, unique("raw"));
     for raw in [false, true] {
         let (locks, events) = observed(&client, raw);
-        let held = deadline(locks.acquire(&key, MINUTES)).await.unwrap().unwrap();
+        let held = deadline(locks.try_acquire(&key, MINUTES)).await.unwrap().unwrap();
         let id = held.id.to_string();
         let waiting = locks.lock(&key).within(Duration::from_millis(1)).build().unwrap();
         deadline(waiting.acquire()).await.unwrap_err();
@@ -275,7 +277,7 @@ pub async fn keys_that_cannot_be_are_refused(store: &impl Store) {
         ("id:", &["\"id:\""]),
     ] {
         assert_refused(client.lock(key).build(), "key", words);
-        assert_refused(deadline(locks.acquire(key, SHORT)).await, "key", words);
+        assert_refused(deadline(locks.try_acquire(key, SHORT)).await, "key", words);
         assert_refused(deadline(locks.is_locked(key)).await, "key", words);
         assert_refused(deadline(locks.lookup(key)).await, "key", words);
         assert_refused(deadline(locks.lookup(key)).await, "key", words);
@@ -299,7 +301,7 @@ pub async fn times_that_cannot_be_are_refused(store: &impl Store) {
         (Duration::MAX, &[]),
     ] {
         assert_refused(client.lock(&key).lease(ttl).build(), "lease", words);
-        assert_refused(deadline(locks.acquire(&key, ttl)).await, "lease", words);
+        assert_refused(deadline(locks.try_acquire(&key, ttl)).await, "lease", words);
         assert_refused(deadline(locks.extend(&guard.id(), ttl)).await, "lease", words);
         assert_refused(deadline(guard.extend(ttl)).await, "lease", words);
     }

@@ -43,7 +43,7 @@ pub async fn a_drop_ends_a_wait(store: &impl Store) {
 pub async fn a_release_by_id_ends_a_wait(store: &impl Store) {
     let (here, there, key) = (store.client().await, store.client().await, unique("id released"));
     for (holder, waiting) in [(&here, &here), (&here, &there)] {
-        let held = deadline(holder.locks().acquire(&key, MINUTES)).await.unwrap().unwrap();
+        let held = deadline(holder.locks().try_acquire(&key, MINUTES)).await.unwrap().unwrap();
         let waiter = Waiter::join(waiting, &key).await;
         assert!(deadline(there.locks().release(&held.id)).await.unwrap());
         assert!(release(waiter.guard().await).await);
@@ -55,7 +55,7 @@ pub async fn a_release_by_id_ends_a_wait(store: &impl Store) {
 pub async fn the_end_of_a_ttl_ends_a_wait(store: &impl Store) {
     let (client, key) = (store.client().await, unique("silent"));
     let begun = Instant::now();
-    let held = deadline(client.locks().acquire(&key, SHORT)).await.unwrap().unwrap();
+    let held = deadline(client.locks().try_acquire(&key, SHORT)).await.unwrap().unwrap();
     let waiters = [Waiter::join(&client, &key).await, Waiter::join(&client, &key).await];
     let granted = waiters.map(|waiter| async {
         let (at, guard) = waiter.granted().await;
@@ -73,7 +73,7 @@ pub async fn the_end_of_a_ttl_ends_a_wait(store: &impl Store) {
 pub async fn a_wait_goes_on_while_the_holder_extends(store: &impl Store) {
     let (client, key) = (store.client().await, unique("goes on"));
     let locks = client.locks();
-    let held = deadline(locks.acquire(&key, SHORT)).await.unwrap().unwrap();
+    let held = deadline(locks.try_acquire(&key, SHORT)).await.unwrap().unwrap();
     let waiter = Waiter::join(&client, &key).await;
     assert!(deadline(locks.extend(&held.id, SHORT * 3)).await.unwrap());
     let extended = Instant::now();
@@ -184,7 +184,7 @@ pub async fn an_acquire_that_is_dropped_leaves_nothing(store: &impl Store) {
 pub async fn an_acquire_that_nobody_polls_does_nothing(store: &impl Store) {
     let (client, key) = (store.client().await, unique("not polled"));
     let (lock, locks) = (lock(&client, &key), client.locks());
-    drop((lock.acquire(), lock.try_acquire(), locks.acquire(&key, SHORT)));
+    drop((lock.acquire(), lock.try_acquire(), locks.try_acquire(&key, SHORT)));
     assert!(!is_locked(&client, &key).await);
 }
 

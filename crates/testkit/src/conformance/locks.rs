@@ -106,7 +106,7 @@ pub async fn a_lock_has_one_holder(store: &impl Store) {
     assert_eq!(guard.name(), key);
     for client in [&here, &there] {
         assert!(try_acquire(&lock(client, &key)).await.is_none());
-        assert!(deadline(client.locks().acquire(&key, SHORT)).await.unwrap().is_none());
+        assert!(deadline(client.locks().try_acquire(&key, SHORT)).await.unwrap().is_none());
     }
     guard.check().unwrap();
     assert!(release(guard).await);
@@ -198,7 +198,7 @@ pub async fn a_lock_is_released_once(store: &impl Store) {
     assert!(!deadline(client.locks().release(&id)).await.unwrap());
     assert!(!deadline(client.locks().extend(&id, MINUTES)).await.unwrap());
 
-    let held = deadline(client.locks().acquire(&key, MINUTES)).await.unwrap().unwrap();
+    let held = deadline(client.locks().try_acquire(&key, MINUTES)).await.unwrap().unwrap();
     assert!(
         !deadline(client.locks().release(&id)).await.unwrap(),
         "that id released another holder's lock"

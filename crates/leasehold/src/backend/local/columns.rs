@@ -11,6 +11,10 @@ use crate::{AcquisitionId, ClientId, Fence, LockId};
 #[derive(Clone, Copy)]
 pub(super) struct Bits(pub(super) u64);
 
+/// A value of a public type. The wrapper keeps the traits of `rusqlite` out of the public API.
+#[derive(Clone, Copy)]
+pub(super) struct Column<T>(pub(super) T);
+
 /// Stores a type as [`Bits`]. The second function returns `None` if a value of the type cannot have these bits.
 macro_rules! stored_as_bits {
     ($($type:ty: $to_bits:expr, $from_bits:expr;)+) => {$(
@@ -34,8 +38,8 @@ stored_as_bits! {
     Bits: |number: Bits| number.0, |bits| Some(Bits(bits));
     Time: Time::micros, |micros| Some(Time::from_micros(micros));
     Span: Span::micros, |micros| Some(Span::from_micros(micros));
-    Fence: Fence::get, |number| Some(Fence::new(number));
-    ClientId: ClientId::number, ClientId::from_number;
+    Column<Fence>: |Column(fence): Self| fence.get(), |number| Some(Self(Fence::new(number)));
+    Column<ClientId>: |Column(client): Self| client.number(), |bits| ClientId::from_number(bits).map(Self);
 }
 
 impl ToSql for Name {
@@ -50,19 +54,27 @@ impl FromSql for Name {
     }
 }
 
-impl ToSql for LockId {
+impl ToSql for Column<LockId> {
     fn to_sql(&self) -> rusqlite::Result<ToSqlOutput<'_>> {
-        Ok(self.as_str().into())
+        Ok(self.0.as_str().into())
     }
 }
 
-impl FromSql for LockId {
+impl FromSql for Column<LockId> {
     fn column_result(value: ValueRef<'_>) -> FromSqlResult<Self> {
-        value.as_str()?.parse().map_err(FromSqlError::other)
+        value.as_str()?.parse().map(Self).map_err(FromSqlError::other)
     }
+}
+
+/// Reads a value that is stored as a [`Column`].
+pub(super) fn value<T>(row: &Row<'_>, index: usize) -> rusqlite::Result<T>
+where
+    Column<T>: FromSql,
+{
+    Ok(row.get::<_, Column<T>>(index)?.0)
 }
 
 /// Reads an id from a column with its client and the next one, with its sequence.
 pub(super) fn acquisition_id(row: &Row<'_>, first: usize) -> rusqlite::Result<AcquisitionId> {
-    Ok(AcquisitionId::new(row.get(first)?, row.get::<_, Bits>(first + 1)?.0))
+    Ok(AcquisitionId::new(value(row, first)?, row.get::<_, Bits>(first + 1)?.0))
 }

@@ -12,6 +12,7 @@ use rusqlite::{
 };
 
 use super::LocalSettings;
+use super::columns::{Column, value};
 use super::errors::{During, damaged_log};
 use super::lifeline::{self, Clients, Lifeline, WakeUps};
 use super::location::Location;
@@ -362,16 +363,16 @@ fn insert_client(tx: &Transaction<'_>, client: ClientId) -> rusqlite::Result<()>
     let program = program.rsplit('/').next().unwrap_or_default();
     tx.execute(
         "INSERT INTO clients (client, host, pid, program, since) VALUES (?1, ?2, ?3, ?4, ?5)",
-        params![client, host, std::process::id(), program, tx.now],
+        params![Column(client), host, std::process::id(), program, tx.now],
     )
     .map(drop)
 }
 
 fn has_row(tx: &Transaction<'_>, client: ClientId) -> rusqlite::Result<bool> {
-    tx.prepare("SELECT 1 FROM clients WHERE client = ?1")?.exists([client])
+    tx.prepare("SELECT 1 FROM clients WHERE client = ?1")?.exists([Column(client)])
 }
 
 fn other_clients(tx: &Transaction<'_>, client: ClientId) -> rusqlite::Result<Vec<ClientId>> {
     let select = "SELECT client FROM clients WHERE client <> ?1 LIMIT ?2";
-    tx.all(select, params![client, CHECKED], |row| row.get(0))
+    tx.all(select, params![Column(client), CHECKED], |row| value(row, 0))
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use rusqlite::{Result, Row, params};
 
-use super::columns::Bits;
+use super::columns::{Bits, Column, value};
 use super::database::Transaction;
 use crate::clock::Time;
 use crate::machine::lock::{
@@ -41,7 +41,7 @@ macro_rules! lock_columns {
 fn read(row: &Row<'_>) -> Result<Record> {
     let (acquired_at, expires_at) = (row.get::<_, Bits>(2)?.0, row.get::<_, Bits>(3)?.0);
     let holder = Arc::new(Holder { host: row.get(5)?, pid: row.get(6)?, label: row.get(7)? });
-    let (key, id, fence) = (row.get(0)?, row.get(1)?, row.get(4)?);
+    let (key, id, fence) = (row.get(0)?, value(row, 1)?, value(row, 4)?);
     Ok(Record { key, id, acquired_at, expires_at, fence, holder })
 }
 
@@ -117,7 +117,7 @@ impl LockRows for SqlLocks<'_> {
     }
 
     fn key_of(&self, id: LockId) -> Result<Option<Name>> {
-        self.tx.first("SELECT key FROM lock_ids WHERE id = ?1", [id], |row| row.get(0))
+        self.tx.first("SELECT key FROM lock_ids WHERE id = ?1", [Column(id)], |row| row.get(0))
     }
 
     fn insert(
@@ -145,11 +145,11 @@ impl LockRows for SqlLocks<'_> {
                  RETURNING fence",
             )?
             .query_row(
-                params![key, id, acquired_at, expires_at, from, host, pid, label],
-                |row| row.get(0),
+                params![key, Column(id), acquired_at, expires_at, from, host, pid, label],
+                |row| value(row, 0),
             )?;
         let insert = "INSERT OR REPLACE INTO lock_ids (id, key) VALUES (?1, ?2)";
-        self.tx.execute(insert, params![id, key])?;
+        self.tx.execute(insert, params![Column(id), key])?;
         Ok(fence)
     }
 
@@ -165,7 +165,7 @@ impl LockRows for SqlLocks<'_> {
     }
 
     fn remove_id(&mut self, id: LockId) -> Result<()> {
-        self.tx.execute("DELETE FROM lock_ids WHERE id = ?1", [id]).map(drop)
+        self.tx.execute("DELETE FROM lock_ids WHERE id = ?1", [Column(id)]).map(drop)
     }
 
     fn expired(&self, now: u64) -> Result<Vec<Record>> {
@@ -181,18 +181,18 @@ impl LockRows for SqlLocks<'_> {
 /// Registers this client to be woken when the key is released.
 fn register_waiter(tx: &Transaction<'_>, key: &Name, client: ClientId) -> Result<()> {
     let insert = "INSERT OR REPLACE INTO lock_waiters (key, client, woken) VALUES (?1, ?2, 0)";
-    tx.execute(insert, params![key, client]).map(drop)
+    tx.execute(insert, params![key, Column(client)]).map(drop)
 }
 
 /// Wakes the clients that wait for the key. Each of them then reads which key was released.
 fn wake_waiters(tx: &Transaction<'_>, key: &Name) -> Result<()> {
     let update = "UPDATE lock_waiters SET woken = 1 WHERE key = ?1 RETURNING client";
-    tx.all(update, [key], |row| row.get(0))?.into_iter().for_each(|client| tx.wake(client));
+    tx.all(update, [key], |row| value(row, 0))?.into_iter().for_each(|client| tx.wake(client));
     Ok(())
 }
 
 /// Returns the keys that this client waited for and that were released. Each key is returned once.
 pub(super) fn take_released(tx: &Transaction<'_>, client: ClientId) -> Result<Vec<Name>> {
     let delete = "DELETE FROM lock_waiters WHERE client = ?1 AND woken = 1 RETURNING key";
-    tx.all(delete, [client], |row| row.get(0))
+    tx.all(delete, [Column(client)], |row| row.get(0))
 }

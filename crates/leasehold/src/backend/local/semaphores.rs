@@ -10,7 +10,7 @@
 
 use rusqlite::{Result, params};
 
-use super::columns::{Bits, acquisition_id};
+use super::columns::{Bits, Column, acquisition_id};
 use super::database::Transaction;
 use crate::clock::{Span, Time};
 use crate::machine::{Circumstances, Command, Effects, Held, Machine, Reply, Rows};
@@ -98,7 +98,7 @@ pub(super) fn remove_dead_clients(tx: &Transaction<'_>, mut dead: Vec<ClientId>)
         }
         let names = "SELECT name FROM semaphores WHERE id IN (
              SELECT semaphore FROM holders WHERE client = ?1 UNION SELECT semaphore FROM waiters WHERE client = ?1)";
-        for name in tx.all(names, [client], |row| row.get(0))? {
+        for name in tx.all(names, [Column(client)], |row| row.get(0))? {
             // The reply informs the sender only about the name of its commands. For all other names it must be woken,
             // like every client.
             let (_, also_dead) = run(tx, None, &name, |machine, call| {
@@ -114,7 +114,7 @@ pub(super) fn remove_dead_clients(tx: &Transaction<'_>, mut dead: Vec<ClientId>)
             "DELETE FROM lock_waiters WHERE client = ?1",
             "DELETE FROM clients WHERE client = ?1",
         ] {
-            tx.execute(delete, [client])?;
+            tx.execute(delete, [Column(client)])?;
         }
         tx.follow_up.borrow_mut().removed_clients.push(client);
     }
@@ -132,7 +132,7 @@ pub(super) fn claim(
         holder_columns!(),
         ", (SELECT name FROM semaphores WHERE id = semaphore)"
     );
-    let claimed = tx.all(update, params![client, tx.now], |row| {
+    let claimed = tx.all(update, params![Column(client), tx.now], |row| {
         let (id, member) = holder(row)?;
         Ok((row.get(9)?, id, member.held(tx.now)))
     })?;
@@ -145,7 +145,7 @@ pub(super) fn tokens(tx: &Transaction<'_>, client: ClientId) -> Result<Vec<(Name
     let select = "SELECT name FROM semaphores
                   WHERE rate_count > 0 AND id IN (SELECT semaphore FROM waiters WHERE client = ?1)";
     let mut tokens = Vec::new();
-    for name in tx.all(select, [client], |row| row.get(0))? {
+    for name in tx.all(select, [Column(client)], |row| row.get(0))? {
         let machine = Machine { rows: SqlRows::find(tx, &name, None)? };
         // If the token is already available, the waiter gets it with its next request.
         let (at, first) = match machine.awaited_token(tx.now)? {
@@ -169,7 +169,7 @@ pub(super) fn take_evicted(
 ) -> Result<Vec<(Name, AcquisitionId)>> {
     let delete = "DELETE FROM evicted WHERE client = ?1
          RETURNING client, sequence, (SELECT name FROM semaphores WHERE id = evicted.semaphore)";
-    tx.all(delete, [client], |row| Ok((row.get(2)?, acquisition_id(row, 0)?)))
+    tx.all(delete, [Column(client)], |row| Ok((row.get(2)?, acquisition_id(row, 0)?)))
 }
 
 /// Returns the number of waiters ahead of `id`.
@@ -182,7 +182,7 @@ pub(super) fn position(
         "SELECT (SELECT count(*) FROM waiters a WHERE a.semaphore = s.id AND a.place < w.place)
                   FROM semaphores s JOIN waiters w ON w.semaphore = s.id
                   WHERE s.name = ?1 AND w.client = ?2 AND w.sequence = ?3";
-    let which = params![name, id.client(), Bits(id.sequence())];
+    let which = params![name, Column(id.client()), Bits(id.sequence())];
     let count = tx.first(select, which, |row| row.get::<_, u32>(0))?;
     Ok(count.map(|count| count as usize))
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rusqlite::{Result, Row, params};
 
-use super::columns::Bits;
+use super::columns::{Bits, value};
 use super::database::Transaction;
 use super::semaphores::{
     holder, holder_columns, semaphore, semaphore_columns, waiter, waiter_columns,
@@ -27,7 +27,7 @@ pub(super) fn clients(tx: &Transaction<'_>, limit: usize) -> Result<Vec<ClientIn
     let mut select = tx.prepare("SELECT client, host, pid, program, since FROM clients")?;
     let (mut rows, mut clients) = (select.query([])?, Vec::new());
     while let Some(row) = rows.next()? {
-        let client: ClientId = row.get(0)?;
+        let client = value(row, 0)?;
         if !tx.peers.is_dead(client) {
             clients.push(ClientInfo {
                 id: client.to_string(),
@@ -142,7 +142,7 @@ impl StatsReader<'_> {
         let mut rows = select.query([semaphore])?;
         let (mut waiting, mut oldest) = (0, None);
         while let Some(row) = rows.next()? {
-            if !self.is_dead(row.get(0)?) {
+            if !self.is_dead(value(row, 0)?) {
                 waiting += row.get::<_, u32>(1)? as usize;
                 oldest = oldest.max(Some(self.tx.now.since(row.get(2)?)));
             }

@@ -23,7 +23,7 @@ fn of_millis(now: u64) -> Time {
 fn by_sqlite(tx: &Transaction<'_>, step: Step, now: u64) -> Seen {
     if let Step::Mislead { id: i, key: k } = step {
         let mislead = "INSERT OR REPLACE INTO lock_ids (id, key) VALUES (?1, ?2)";
-        tx.execute(mislead, params![id(i), key(k)]).unwrap();
+        tx.execute(mislead, params![Column(id(i)), key(k)]).unwrap();
     }
     let mut locks = at(tx, now);
     locks.remove_expired(now).unwrap();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rusqlite::{Result, Row, params};
 
 use super::{WATCHED_PLACES, WATCHERS};
-use crate::backend::local::columns::{Bits, acquisition_id};
+use crate::backend::local::columns::{Bits, Column, acquisition_id, value};
 use crate::backend::local::database::Transaction;
 use crate::clock::Time;
 use crate::machine::{
@@ -99,7 +99,7 @@ pub(in crate::backend::local) fn holder(row: &Row<'_>) -> Result<(AcquisitionId,
     let (ends, unclaimed) = (row.get(4)?, row.get(6)?);
     let (alive_by, hold_until) = if unclaimed { (ends, row.get(7)?) } else { (None, ends) };
     let slot_number = row.get::<_, Option<u32>>(8)?.and_then(NonZeroU32::new);
-    let (fence, weight) = (row.get(5)?, row.get(3)?);
+    let (fence, weight) = (value(row, 5)?, row.get(3)?);
     let stage = Stage::Holding { hold_until, fence, weight, slot_number, unclaimed };
     member(row, stage, alive_by)
 }
@@ -133,7 +133,7 @@ impl<'a> SqlRows<'a> {
     /// Runs a statement for the holder with this id. If there is none, runs the other one for the waiter with this id.
     fn one_of(&self, holders: &str, waiters: &str, id: AcquisitionId) -> Result<Option<Member>> {
         let (semaphore, sequence) = (self.id, Bits(id.sequence()));
-        let which = params![semaphore, id.client(), sequence];
+        let which = params![semaphore, Column(id.client()), sequence];
         let mut found = self.tx.first(holders, which, holder)?;
         if found.is_none() && self.row.waiting > 0 {
             found = self.tx.first(waiters, which, waiter)?;
@@ -218,7 +218,7 @@ impl<'a> SqlRows<'a> {
         while first.len() < WATCHERS
             && let Some(row) = rows.next()?
         {
-            let client = row.get(0)?;
+            let client = value(row, 0)?;
             if !first.contains(&client) {
                 first.push(client);
             }
@@ -264,7 +264,7 @@ impl Rows for SqlRows<'_> {
     fn insert(&mut self, id: AcquisitionId, member: Member, label: Label) -> Result<()> {
         self.insert_name()?;
         let (name, client, sequence, since) =
-            (self.id, id.client(), Bits(id.sequence()), member.since);
+            (self.id, Column(id.client()), Bits(id.sequence()), member.since);
         match member.stage {
             Stage::Waiting { place, terms: Terms { ttl, .. }, share } => {
                 let (place, Share { weight, numbered }) = (Bits(place), share);
@@ -276,7 +276,7 @@ impl Rows for SqlRows<'_> {
             }
             Stage::Holding { hold_until, fence, weight, slot_number, unclaimed } => {
                 let (ends, hold_until) = (member.ends(), hold_until.filter(|_| unclaimed));
-                let slot = slot_number.map(NonZeroU32::get);
+                let (fence, slot) = (Column(fence), slot_number.map(NonZeroU32::get));
                 let insert = "INSERT INTO holders
                      (semaphore, client, sequence, since, ends, fence, label, unclaimed, hold_until, weight, slot)
                      VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)";
@@ -293,7 +293,7 @@ impl Rows for SqlRows<'_> {
     fn update(&mut self, id: AcquisitionId, _before: &Member, after: &Member) -> Result<()> {
         let update = "UPDATE holders SET unclaimed = 0, ends = ?4, hold_until = NULL
                       WHERE semaphore = ?1 AND client = ?2 AND sequence = ?3";
-        let values = params![self.id, id.client(), Bits(id.sequence()), after.ends()];
+        let values = params![self.id, Column(id.client()), Bits(id.sequence()), after.ends()];
         self.tx.execute(update, values).map(drop)
     }
 
@@ -374,7 +374,7 @@ impl Rows for SqlRows<'_> {
     fn record_cancel(&mut self, id: AcquisitionId, _member: &Member, _now: Time) -> Result<()> {
         let insert =
             "INSERT OR IGNORE INTO evicted (client, semaphore, sequence) VALUES (?1, ?2, ?3)";
-        self.tx.execute(insert, params![id.client(), self.id, Bits(id.sequence())])?;
+        self.tx.execute(insert, params![Column(id.client()), self.id, Bits(id.sequence())])?;
         self.tx.wake(id.client());
         Ok(())
     }
@@ -386,7 +386,7 @@ impl Rows for SqlRows<'_> {
             return Ok(Vec::new());
         }
         let holders = "SELECT DISTINCT client FROM holders WHERE semaphore = ?1";
-        let mut clients = self.tx.all(holders, [self.id], |row| row.get(0))?;
+        let mut clients = self.tx.all(holders, [self.id], |row| value(row, 0))?;
         clients.extend(self.near_the_head()?);
         clients.sort_unstable();
         clients.dedup();
@@ -395,7 +395,7 @@ impl Rows for SqlRows<'_> {
     }
 
     fn remove_client(&mut self, client: ClientId, is_dead: bool) -> Result<Vec<Member>> {
-        let which = params![self.id, client];
+        let which = params![self.id, Column(client)];
         let mut removed = Vec::new();
         if is_dead {
             self.dead.push(client);

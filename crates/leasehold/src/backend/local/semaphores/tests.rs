@@ -12,7 +12,7 @@ use rusqlite::{Connection, OptionalExtension};
 
 use super::*;
 use crate::Fence;
-use crate::backend::local::columns::acquisition_id;
+use crate::backend::local::columns::{Column, acquisition_id};
 use crate::backend::local::database::{FollowUp, Peers};
 use crate::backend::local::schema;
 use crate::machine::tests::{declared, limit_change, share};
@@ -199,8 +199,9 @@ fn rows(tx: &Connection) -> Rows {
     let select = "SELECT client, sequence, ends, fence, weight, slot FROM holders";
     let mut select = tx.prepare(select).unwrap();
     let holder = |row: &rusqlite::Row<'_>| {
-        let (ends, fence) = (row.get::<_, Option<Time>>(2)?, row.get::<_, Option<Fence>>(3)?);
-        let (ends, fence) = (ends.map(Time::micros), fence.map(Fence::get));
+        let (ends, fence) =
+            (row.get::<_, Option<Time>>(2)?, row.get::<_, Option<Column<Fence>>>(3)?);
+        let (ends, fence) = (ends.map(Time::micros), fence.map(|Column(fence)| fence.get()));
         Ok((acquisition_id(row, 0)?, ends, fence, row.get(4)?, row.get(5)?))
     };
     let mut holders: Vec<_> = select.query_map([], holder).unwrap().map(Result::unwrap).collect();
