@@ -46,6 +46,7 @@ from ._exceptions import (
     TimedOut,
     TooHeavy,
     Unavailable,
+    Unknown,
     Unusable,
     WrongThread,
 )
@@ -118,6 +119,7 @@ __all__ = [
     "TimedOut",
     "TooHeavy",
     "Unavailable",
+    "Unknown",
     "Unusable",
     "WrongThread",
     "__version__",

@@ -46,9 +46,16 @@ class InUse(Error, ValueError):
     #: The name of the semaphore.
     name: str = ""
     #: The number of permits that are held.
-    holding: int = 0
+    held: int = 0
     #: The number of waiters.
     waiting: int = 0
+
+
+class Unknown(Error, ValueError):
+    """The store knows no semaphore of this name, so there was nothing to change. Correct the name."""
+
+    #: The name of the semaphore.
+    name: str = ""
 
 
 class TooHeavy(Error, ValueError):
@@ -75,6 +82,10 @@ class TimedOut(Error, _TimeoutError):
     name: str = ""
     #: The time limit in seconds, or how long the call waited if its retries were used up before.
     limit: float = 0.0
+    #: For a pool: how many leases were held at the end; otherwise None.
+    held: int | None = None
+    #: For a pool: its capacity; otherwise None.
+    capacity: int | None = None
 
 
 class NotDrained(Error, _TimeoutError):

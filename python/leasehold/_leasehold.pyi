@@ -316,7 +316,7 @@ class Semaphore(HeldContext[Permit]):
     def forget(self) -> Pending[None]:
         """Removes the semaphore with its limits and its last fence from the store.
 
-        Raises InUse if it has holders or waiters, and InvalidArgument if the store does not know it.
+        Raises InUse if it has holders or waiters, and Unknown if the store does not know it.
         """
 
 @final

@@ -144,11 +144,16 @@ fn of_engine<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'py, PyAny>>
             raised.setattr("capacity", capacity)?;
             raised
         }
-        Error::InUse { name, holding, waiting, .. } => {
+        Error::InUse { name, held, waiting, .. } => {
             let raised = new("InUse")?;
             raised.setattr("name", name)?;
-            raised.setattr("holding", holding)?;
+            raised.setattr("held", held)?;
             raised.setattr("waiting", waiting)?;
+            raised
+        }
+        Error::Unknown { name, .. } => {
+            let raised = new("Unknown")?;
+            raised.setattr("name", name)?;
             raised
         }
         Error::TooHeavy { name, weight, capacity, .. } => {
@@ -158,11 +163,13 @@ fn of_engine<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'py, PyAny>>
             raised.setattr("capacity", capacity)?;
             raised
         }
-        Error::TimedOut { primitive, name, limit, .. } => {
+        Error::TimedOut { primitive, name, limit, held, capacity, .. } => {
             let raised = new("TimedOut")?;
             raised.setattr("primitive", primitive.as_str())?;
             raised.setattr("name", name)?;
             raised.setattr("limit", limit.as_secs_f64())?;
+            raised.setattr("held", held)?;
+            raised.setattr("capacity", capacity)?;
             raised
         }
         Error::NotDrained { name, limit, .. } => {

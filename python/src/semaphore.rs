@@ -329,7 +329,7 @@ impl Semaphore {
 
     /// Removes the semaphore with its limits and its last fence from the store.
     ///
-    /// Raises InvalidArgument if it has holders or waiters, or if the store does not know it.
+    /// Raises InUse if it has holders or waiters, and Unknown if the store does not know it.
     fn forget(&self) -> Pending {
         self.declared.operation("Semaphore.forget", |semaphore| async move {
             semaphore.forget().await?;

@@ -364,12 +364,12 @@ def test_pause_resume_drain_and_forget(client: leasehold.Client, driver: Driver)
         assert (late.value.name, late.value.limit) == ("api", 0.05)
         with pytest.raises(leasehold.InUse) as used:
             await do.do(api.forget())
-        assert (used.value.name, used.value.holding, used.value.waiting) == ("api", 2, 0)
+        assert (used.value.name, used.value.held, used.value.waiting) == ("api", 2, 0)
         drain = do.start(api.drain(within=20, reason="the end"))
         await do.do(held.release())
         await do.do(second.release())
         assert await do.result(drain) is None
-        with pytest.raises(leasehold.InvalidArgument):
+        with pytest.raises(leasehold.Unknown):
             await do.do(client.semaphore("never used").forget())
         await do.do(api.forget())
         assert (await do.do(api.stats())).paused is None, "the pause was forgotten, too"

@@ -224,6 +224,7 @@ def test_the_tree_of_exceptions() -> None:
         leasehold.ForeignData: ValueError,
         leasehold.Pinned: ValueError,
         leasehold.InUse: ValueError,
+        leasehold.Unknown: ValueError,
         leasehold.TooHeavy: ValueError,
         leasehold.WrongThread: RuntimeError,
         leasehold.TimedOut: TimeoutError,

@@ -99,6 +99,7 @@ pub(crate) fn code(error: &Error) -> u8 {
         Error::InvalidArgument { .. }
         | Error::ForeignData { .. }
         | Error::Pinned { .. }
+        | Error::Unknown { .. }
         | Error::TooHeavy { .. } => USAGE,
         Error::TimedOut { .. }
         | Error::Cancelled { .. }

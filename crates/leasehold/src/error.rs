@@ -62,9 +62,17 @@ pub enum Error {
         /// The semaphore's name.
         name: String,
         /// The number of permits that are held.
-        holding: usize,
+        held: u32,
         /// The number of waiters.
         waiting: usize,
+    },
+    /// The store knows no semaphore of this name, so there was nothing to change.
+    ///
+    /// It was never used, or it was forgotten. Correct the name.
+    #[non_exhaustive]
+    Unknown {
+        /// The semaphore's name.
+        name: String,
     },
     /// The permit weighs more than the capacity, so it cannot be granted.
     ///
@@ -97,8 +105,10 @@ pub enum Error {
         name: String,
         /// How long the call was allowed to wait, or how long it waited if it used up its retries before.
         limit: Duration,
-        /// For a pool: how many leases were held at the end, and the capacity.
-        full: Option<(u64, u32)>,
+        /// For a pool: how many leases were held at the end.
+        held: Option<u32>,
+        /// For a pool: its capacity.
+        capacity: Option<u32>,
         /// For a permit: how long after the time limit the [rate](crate::SemaphoreBuilder::rate) allows the next start,
         /// if the rate is known to be the reason.
         next_start: Option<Duration>,
@@ -243,10 +253,11 @@ impl fmt::Display for Error {
             Self::Pinned { name, capacity } => {
                 write!(f, "{name:?} is pinned to {capacity}: unpin it, or pin another capacity")
             }
-            Self::InUse { name, holding, waiting } => {
-                write!(f, "{name:?} is in use: {holding} held, {waiting} waiting: ")?;
+            Self::InUse { name, held, waiting } => {
+                write!(f, "{name:?} is in use: {held} held, {waiting} waiting: ")?;
                 f.write_str("drain it first, and cancel the waiters")
             }
+            Self::Unknown { name } => write!(f, "{name:?} was never used, and has no limits"),
             Self::TooHeavy { name, weight, capacity } => {
                 write!(f, "the weight is {weight}; the capacity of {name:?} is {capacity}: ")?;
                 f.write_str("ask for less, or raise the capacity")
@@ -257,12 +268,12 @@ impl fmt::Display for Error {
             Self::TimedOut { primitive: Primitive::Lock, name, limit, .. } => {
                 write!(f, "the lock {name:?} was not acquired within {limit:?}")
             }
-            Self::TimedOut { primitive, name, limit: Duration::ZERO, full: None, .. } => {
+            Self::TimedOut { primitive, name, limit: Duration::ZERO, held: None, .. } => {
                 write!(f, "no {} of {name:?} is free", primitive.grant())
             }
-            Self::TimedOut { primitive, name, limit, full, next_start } => {
+            Self::TimedOut { primitive, name, limit, held, capacity, next_start } => {
                 write!(f, "no {} of {name:?} was acquired within {limit:?}", primitive.grant())?;
-                if let Some((held, capacity)) = full {
+                if let (Some(held), Some(capacity)) = (held, capacity) {
                     write!(f, ": {held} of {capacity} are held")?;
                 }
                 if let Some(next) = next_start {

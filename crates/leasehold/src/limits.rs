@@ -72,7 +72,7 @@ impl Semaphore {
     /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time. The change may have been
     ///   made.
     /// - [`Error::Denied`], [`Error::NoRoom`] or [`Error::Unusable`] if the store refuses the request.
-    /// - [`Error::InvalidArgument`] if the semaphore was never used and has no limits, and this handle was built with
+    /// - [`Error::Unknown`] if the semaphore was never used and has no limits, and this handle was built with
     ///   [`unless_declared`](crate::SemaphoreBuilder::unless_declared).
     /// - [`Error::ForeignData`] if another program uses the semaphore's keys on Redis.
     /// - [`Error::Stopped`] if the client's background thread is not running.
@@ -194,7 +194,7 @@ impl Semaphore {
     ///
     /// # Errors
     /// - [`Error::InUse`] if anybody holds a permit or waits for one.
-    /// - [`Error::InvalidArgument`] if the store does not know the semaphore.
+    /// - [`Error::Unknown`] if the store does not know the semaphore.
     /// - [`Error::ForeignData`] if another program uses the semaphore's keys on Redis.
     /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time. The semaphore may have been
     ///   forgotten.
@@ -220,15 +220,13 @@ impl Semaphore {
         let declares = self.inner.spec.declares;
         match self.inner.spec.named.change_limits(change, declares).await? {
             LimitsChanged::Done => Ok(()),
-            LimitsChanged::Unknown => {
-                let problem = "was never used, and has no limits";
-                Err(Error::invalid("name", format!("{name:?} {problem}")))
-            }
+            LimitsChanged::Unknown => Err(Error::Unknown { name: name.to_owned() }),
             LimitsChanged::Pinned(capacity) => {
                 Err(Error::Pinned { name: name.to_owned(), capacity })
             }
             LimitsChanged::InUse { holding, waiting } => {
-                Err(Error::InUse { name: name.to_owned(), holding, waiting })
+                let held = u32::try_from(holding).unwrap_or(u32::MAX);
+                Err(Error::InUse { name: name.to_owned(), held, waiting })
             }
         }
     }

@@ -408,7 +408,8 @@ impl LockSpec {
                 primitive: Primitive::Lock,
                 name: self.key.to_string(),
                 limit,
-                full: None,
+                held: None,
+                capacity: None,
                 next_start: None,
             }
         };

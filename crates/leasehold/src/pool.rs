@@ -452,7 +452,8 @@ impl PoolSpec {
                     primitive: Primitive::Pool,
                     name: self.name.to_string(),
                     limit: limit.min(so_far),
-                    full: Some((held, self.capacity)),
+                    held: Some(u32::try_from(held).unwrap_or(u32::MAX)),
+                    capacity: Some(self.capacity),
                     next_start: None,
                 });
             }

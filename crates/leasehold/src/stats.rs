@@ -40,7 +40,7 @@ pub use pools::{PoolMember, PoolStats};
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct SemaphoreStats {
     /// The name of the semaphore.
@@ -247,7 +247,7 @@ impl std::fmt::Display for RateLimit {
 }
 
 /// What the first waiter of a semaphore waits for: see [`SemaphoreStats::waits_for`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum WaitsFor {
     /// A release: too many units are held.
@@ -291,7 +291,7 @@ impl std::fmt::Display for WaitsFor {
 }
 
 /// A pause of a semaphore: see [`Semaphore::pause`](crate::Semaphore::pause).
-#[derive(Clone, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Paused {
     /// How long the pause has lasted.
@@ -303,7 +303,7 @@ pub struct Paused {
 }
 
 /// One holder or waiter of a semaphore.
-#[derive(Clone, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Member {
     /// The acquisition id.

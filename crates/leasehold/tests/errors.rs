@@ -94,9 +94,11 @@ async fn a_semaphore_is_pinned_or_in_use_or_too_small() {
     let text = expect!(failure(semaphore.set_capacity(1)).await, Error::Pinned { capacity: 3, .. });
     assert_eq!(text, "\"api\" is pinned to 3: unpin it, or pin another capacity");
     let in_use = failure(semaphore.forget()).await;
-    let text = expect!(in_use, Error::InUse { holding: 1, waiting: 0, .. });
+    let text = expect!(in_use, Error::InUse { held: 1, waiting: 0, .. });
     let expected = "\"api\" is in use: 1 held, 0 waiting: drain it first, and cancel the waiters";
     assert_eq!(text, expected);
+    let unknown = Client::memory().semaphore("apy", 2).unless_declared().build().unwrap();
+    expect!(failure(unknown.forget()).await, Error::Unknown { name, .. } if name == "apy");
     let heavy = failure(semaphore.acquire().weight(4)).await;
     let text = expect!(heavy, Error::TooHeavy { weight: 4, capacity: 3, .. });
     let expected =

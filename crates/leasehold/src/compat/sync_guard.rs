@@ -207,6 +207,7 @@ impl From<&Error> for ErrorCode {
             | Error::ForeignData { .. }
             | Error::Pinned { .. }
             | Error::InUse { .. }
+            | Error::Unknown { .. }
             | Error::TooHeavy { .. }
             | Error::WrongThread { .. } => Self::InvalidArgument,
             Error::TimedOut { .. } | Error::NotDrained { .. } => Self::AcquisitionTimeout,
@@ -268,13 +269,20 @@ mod tests {
         let (what, name) = (String::new, || "job".to_owned());
         let (limit, primitive) = (Duration::from_secs(1), Primitive::Lock);
         let lost = Error::Lost { primitive, name: name(), id: what(), reason: LossReason::Missing };
-        let timed_out =
-            Error::TimedOut { primitive, name: name(), limit, full: None, next_start: None };
+        let timed_out = Error::TimedOut {
+            primitive,
+            name: name(),
+            limit,
+            held: None,
+            capacity: None,
+            next_start: None,
+        };
         for (error, code) in [
             (Error::invalid("key", ""), "InvalidArgument"),
             (Error::foreign(""), "InvalidArgument"),
             (Error::Pinned { name: name(), capacity: 1 }, "InvalidArgument"),
-            (Error::InUse { name: name(), holding: 1, waiting: 0 }, "InvalidArgument"),
+            (Error::InUse { name: name(), held: 1, waiting: 0 }, "InvalidArgument"),
+            (Error::Unknown { name: name() }, "InvalidArgument"),
             (Error::TooHeavy { name: name(), weight: 2, capacity: 1 }, "InvalidArgument"),
             (Error::WrongThread { what: what() }, "InvalidArgument"),
             (timed_out, "AcquisitionTimeout"),

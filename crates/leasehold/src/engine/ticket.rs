@@ -510,7 +510,7 @@ impl Ticket {
     pub(crate) fn timed_out(&self, next_start: Option<Duration>) -> Error {
         let limit = self.gives_up_at.unwrap_or(Moment::NEVER).saturating_since(self.queued_at);
         let (primitive, name) = (self.spec.primitive(), self.spec.name().to_string());
-        Error::TimedOut { primitive, name, limit, full: None, next_start }
+        Error::TimedOut { primitive, name, limit, held: None, capacity: None, next_start }
     }
 
     /// Returns the error of an acquire that weighs more than the capacity.

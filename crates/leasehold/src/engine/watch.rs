@@ -263,6 +263,7 @@ fn hidden(outcome: &Outcome) -> Outcome {
             | Error::Cancelled { name, .. }
             | Error::Pinned { name, .. }
             | Error::InUse { name, .. }
+            | Error::Unknown { name }
             | Error::TooHeavy { name, .. } => *name = hash(name),
             Error::ForeignData { name, problem } => {
                 *name = hash(name);

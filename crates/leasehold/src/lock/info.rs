@@ -23,6 +23,7 @@ pub struct HeldLock {
 
 /// What identifies a lock in [`Locks::lookup`](crate::Locks::lookup): its key or its lock id.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum LockRef<'a> {
     /// The key.
     Key(&'a str),

@@ -55,7 +55,14 @@ impl Limit {
 
 fn full(name: &str) -> Error {
     let (primitive, name) = (Primitive::Semaphore, name.to_owned());
-    Error::TimedOut { primitive, name, limit: Duration::ZERO, full: None, next_start: None }
+    Error::TimedOut {
+        primitive,
+        name,
+        limit: Duration::ZERO,
+        held: None,
+        capacity: None,
+        next_start: None,
+    }
 }
 
 impl From<Acquire> for Limit {

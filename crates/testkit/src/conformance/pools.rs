@@ -157,8 +157,8 @@ pub async fn a_wait_that_was_too_long_says_how_full_it_was(store: &impl Store) {
         let error = deadline(acquire).await.unwrap_err();
         assert!(matches!(error, Error::TimedOut { .. }), "{error}");
         assert!(error.to_string().ends_with(": 2 of 2 are held"), "{error}");
-        let Error::TimedOut { limit, full, .. } = error else { panic!("{error}") };
-        assert_eq!(full, Some((2, 2)));
+        let Error::TimedOut { limit, held, capacity, .. } = error else { panic!("{error}") };
+        assert_eq!((held, capacity), (Some(2), Some(2)));
         assert!(limit >= Duration::from_millis(30), "{limit:?}");
     }
 }
