@@ -71,8 +71,9 @@ impl Acquire {
         self
     }
 
-    /// Acquires this many units of the capacity with one permit, instead of one unit. The units are granted all at once
-    /// or not at all.
+    /// Acquires this many units of the capacity with one permit, instead of one unit.
+    ///
+    /// The units are granted all at once or not at all.
     ///
     /// Later acquires wait until this one is granted, even if there is room for them: no acquire overtakes a heavy
     /// waiter. A weight above the capacity fails at once with [`Error::TooHeavy`]. If the capacity
@@ -123,8 +124,10 @@ impl Acquire {
         guard::with(self.await?, work, |_| ()).await
     }
 
-    /// Returns the id that the permit will have. [`Semaphore::position`](crate::Semaphore::position) takes it and
-    /// returns the number of waiters ahead.
+    /// Returns the id that the permit will have.
+    ///
+    /// [`Semaphore::position`](crate::Semaphore::position) takes it and returns the number of
+    /// waiters ahead.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]

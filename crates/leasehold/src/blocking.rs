@@ -123,8 +123,10 @@ pub fn allow<T>(work: impl FnOnce() -> T) -> T {
 }
 
 impl Semaphore {
-    /// Acquires a permit, blocks the thread until it is granted, and runs `work` under it: [`with`](Self::with) for
-    /// threads without a runtime. See [`blocking`](self).
+    /// Acquires a permit, blocks the thread until it is granted, and runs `work` under it:
+    /// [`with`](Self::with) for threads without a runtime.
+    ///
+    /// See [`blocking`](self).
     ///
     /// A function cannot be stopped from outside. If the permit is lost, `work` runs to its end, and its output is
     /// dropped. Call [`Permit::check`] in `work` to end earlier.
@@ -169,8 +171,10 @@ impl Acquire {
 }
 
 impl Lock {
-    /// Acquires the lock, blocks the thread until it is free, and runs `work` under it: [`with`](Self::with) for
-    /// threads without a runtime. See [`blocking`](self).
+    /// Acquires the lock, blocks the thread until it is free, and runs `work` under it:
+    /// [`with`](Self::with) for threads without a runtime.
+    ///
+    /// See [`blocking`](self).
     ///
     /// A function cannot be stopped from outside. If the lock is lost, `work` runs to its end, and its output is
     /// dropped. Call [`LockGuard::check`] in `work` to end earlier.
@@ -214,8 +218,10 @@ impl AcquireLock {
 }
 
 impl Pool {
-    /// Acquires a lease for this instance, blocks the thread until one is free, and runs `work` under it:
-    /// [`with`](Self::with) for threads without a runtime. See [`blocking`](self).
+    /// Acquires a lease for this instance, blocks the thread until one is free, and runs `work`
+    /// under it: [`with`](Self::with) for threads without a runtime.
+    ///
+    /// See [`blocking`](self).
     ///
     /// A function cannot be stopped from outside. If the lease is lost, `work` runs to its end, and its output is
     /// dropped. Call [`PoolLease::check`] in `work` to end earlier.

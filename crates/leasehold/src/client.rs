@@ -60,8 +60,10 @@ pub struct Client {
 }
 
 impl Client {
-    /// Creates a client in memory. Its permits are shared by the tasks and threads of this process that use the client
-    /// or a clone of it. Another `Client::memory()` shares nothing with it.
+    /// Creates a client in memory.
+    ///
+    /// Its permits are shared by the tasks and threads of this process that use the client or a
+    /// clone of it. Another `Client::memory()` shares nothing with it.
     #[must_use]
     pub fn memory() -> Self {
         Self::in_memory(Settings::default(), Clock::default())
@@ -128,8 +130,9 @@ impl Client {
         MemoryBuilder { idle: None, clock: Clock::default() }
     }
 
-    /// Returns the client in memory that the whole process shares. Libraries that do not know each other can share
-    /// permits by name through it.
+    /// Returns the client in memory that the whole process shares.
+    ///
+    /// Libraries that do not know each other can share permits by name through it.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -154,9 +157,12 @@ impl Client {
         SemaphoreBuilder::new(self.engine.clone(), name, capacity)
     }
 
-    /// Returns a builder for a semaphore that limits only the [rate](SemaphoreBuilder::rate): no more than `starts` grants
-    /// in any `period`, evenly spread, however many permits are held at once. A capacity that was declared elsewhere
-    /// still applies, and one can be [set](crate::Semaphore::set_capacity) later.
+    /// Returns a builder for a semaphore that limits only the [rate](SemaphoreBuilder::rate): no
+    /// more than `starts` grants in any `period`, evenly spread, however many permits are held at
+    /// once.
+    ///
+    /// A capacity that was declared elsewhere still applies, and one can be
+    /// [set](crate::Semaphore::set_capacity) later.
     ///
     /// A rate counts starts, so an acquire of this semaphore with a [weight](crate::Acquire::weight) above 1 fails with
     /// [`Error::InvalidArgument`].
@@ -358,14 +364,17 @@ pub struct MemoryBuilder {
 }
 
 impl MemoryBuilder {
-    /// Sets how long a name is kept after its last use: 60 s by default. After that it takes no memory.
+    /// Sets how long a name is kept after its last use: 60 s by default.
+    ///
+    /// After that it takes no memory.
     pub fn idle(mut self, idle: Duration) -> Self {
         self.idle = Some(idle);
         self
     }
 
-    /// Makes the client use this clock, for tests: see [`ManualClock`]. Time then passes only when
-    /// [`ManualClock::advance`] is called.
+    /// Makes the client use this clock, for tests: see [`ManualClock`].
+    ///
+    /// Time then passes only when [`ManualClock::advance`] is called.
     pub fn manual_clock(mut self, clock: &ManualClock) -> Self {
         self.clock = Clock::manual(clock.clone());
         self

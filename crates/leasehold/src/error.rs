@@ -39,7 +39,9 @@ pub enum Error {
     /// Choose another name or namespace.
     #[non_exhaustive]
     ForeignData {
-        /// The semaphore's or pool's name, or the lock's key. Empty if it is not known.
+        /// The semaphore's or pool's name, or the lock's key.
+        ///
+        /// Empty if it is not known.
         name: String,
         /// What the store contains, and what to do about it.
         problem: String,
@@ -141,7 +143,9 @@ pub enum Error {
         primitive: Primitive,
         /// The semaphore's or pool's name, or the lock's key.
         name: String,
-        /// The id of the permit or lease in the store. For a lock, a hash of its id: see
+        /// The id of the permit or lease in the store.
+        ///
+        /// For a lock, a hash of its id: see
         /// [`LockInfo::lock_id_hash`](crate::LockInfo::lock_id_hash).
         id: String,
         /// Why it was lost.
@@ -156,7 +160,9 @@ pub enum Error {
     /// Try again later.
     #[non_exhaustive]
     Unavailable {
-        /// What was tried, and on which store. It never contains a secret.
+        /// What was tried, and on which store.
+        ///
+        /// It never contains a secret.
         what: String,
         /// True if the store did not answer in time; false if connecting failed or the connection was lost.
         timed_out: bool,

@@ -44,7 +44,9 @@ pub struct Fence {
 }
 
 impl Fence {
-    /// Returns the fence with this number, which should have at most 19 digits, like every fence that a store issues.
+    /// Returns the fence with this number, which should have at most 19 digits, like every fence
+    /// that a store issues.
+    ///
     /// It is displayed with 19 digits.
     #[must_use]
     pub const fn new(number: u64) -> Self {
@@ -99,8 +101,10 @@ impl fmt::Display for Fence {
 impl FromStr for Fence {
     type Err = Error;
 
-    /// Parses decimal digits, with or without leading zeros. A text of exactly 15 digits is displayed with 15 digits
-    /// again; every other text is displayed with 19.
+    /// Parses decimal digits, with or without leading zeros.
+    ///
+    /// A text of exactly 15 digits is displayed with 15 digits again; every other text is displayed
+    /// with 19.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the text is empty, contains anything but digits, or is a number with more than 19
@@ -196,7 +200,9 @@ impl FenceGate {
         }
     }
 
-    /// Admits this fence. From then on, the gate rejects older fences.
+    /// Admits this fence.
+    ///
+    /// From then on, the gate rejects older fences.
     ///
     /// # Errors
     /// [`StaleFence`] if a newer fence was admitted before.
@@ -209,7 +215,9 @@ impl FenceGate {
         Ok(())
     }
 
-    /// Admits this fence and runs `write`. Until `write` returns, every other call of `with` on this gate waits.
+    /// Admits this fence and runs `write`.
+    ///
+    /// Until `write` returns, every other call of `with` on this gate waits.
     ///
     /// # Errors
     /// [`StaleFence`] if a newer fence was admitted before. Then `write` does not run.

@@ -43,11 +43,14 @@ pub trait Guard: Sealed + fmt::Debug + Send + Sync {
     /// Returns the name of the semaphore or the pool, or the key of the lock.
     fn name(&self) -> &str;
 
-    /// Returns the id by which the store knows what is held. The id of a lock is a secret: it is enough to release the
-    /// lock.
+    /// Returns the id by which the store knows what is held.
+    ///
+    /// The id of a lock is a secret: it is enough to release the lock.
     fn id(&self) -> String;
 
-    /// Returns the fence, which is larger than those of all earlier holders. Leases of a pool have none.
+    /// Returns the fence, which is larger than those of all earlier holders.
+    ///
+    /// Leases of a pool have none.
     fn fence(&self) -> Option<Fence>;
 
     /// Returns the instant until which it is valid without another renewal; `None` if it does not expire.
@@ -65,8 +68,9 @@ pub trait Guard: Sealed + fmt::Debug + Send + Sync {
     /// Dropping the future only stops listening.
     fn lost(&self) -> Lost;
 
-    /// Releases it and waits until the store has confirmed that. Returns `true` if it was held until now, `false` if it
-    /// had been lost.
+    /// Releases it and waits until the store has confirmed that.
+    ///
+    /// Returns `true` if it was held until now, `false` if it had been lost.
     ///
     /// # Errors
     /// The same as for [`Permit::release`](crate::Permit::release).

@@ -132,7 +132,9 @@ impl AcquisitionId {
 }
 
 impl Hash for AcquisitionId {
-    /// Hashes in one step. The client id is random and the sequence is unique within the client, so XOR loses nothing.
+    /// Hashes in one step.
+    ///
+    /// The client id is random and the sequence is unique within the client, so XOR loses nothing.
     fn hash<H: Hasher>(&self, state: &mut H) {
         state.write_u64(self.client.0.get() ^ self.sequence);
     }

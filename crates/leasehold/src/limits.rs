@@ -13,10 +13,13 @@ use crate::{Error, Semaphore, process};
 /// How often a drain queries whether permits are still held.
 const QUERY_INTERVAL: Span = Span::from_millis(200);
 
-/// Limits can be changed while permits are held and waited for, and before the first use. Every change here applies to
-/// all clients that share the semaphore.
+/// Limits can be changed while permits are held and waited for, and before the first use.
+///
+/// Every change here applies to all clients that share the semaphore.
 impl Semaphore {
-    /// Sets the capacity for all clients, until a client declares another one. To keep the capacity, [`pin`] it.
+    /// Sets the capacity for all clients, until a client declares another one.
+    ///
+    /// To keep the capacity, [`pin`] it.
     ///
     /// If the capacity grows, waiters are granted the new permits at once. If it shrinks, no holder loses its permit,
     /// and nothing is granted until enough units are free.
@@ -51,9 +54,10 @@ impl Semaphore {
         Ok(())
     }
 
-    /// Sets the capacity for all clients, until [`unpin`](Self::unpin). Capacities that programs declare meanwhile are
-    /// recorded, and shown by [`stats`](Self::stats), but have no effect. The pin remains when nobody uses the
-    /// semaphore.
+    /// Sets the capacity for all clients, until [`unpin`](Self::unpin).
+    ///
+    /// Capacities that programs declare meanwhile are recorded, and shown by
+    /// [`stats`](Self::stats), but have no effect. The pin remains when nobody uses the semaphore.
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`] if the capacity is zero.
@@ -65,8 +69,10 @@ impl Semaphore {
         self.change_limits(LimitChange::Pin(at_least_one(capacity)?)).await
     }
 
-    /// Ends a [`pin`](Self::pin). The newest declaration applies again, even if it was made during the pin. If the
-    /// semaphore is not pinned, nothing changes.
+    /// Ends a [`pin`](Self::pin).
+    ///
+    /// The newest declaration applies again, even if it was made during the pin. If the semaphore
+    /// is not pinned, nothing changes.
     ///
     /// # Errors
     /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time. The change may have been
@@ -84,9 +90,10 @@ impl Semaphore {
         self.change_limits(LimitChange::Unpin).await
     }
 
-    /// Sets the [rate](crate::SemaphoreBuilder::rate) for all clients: no more than `starts` permits in any `period`, and
-    /// no more than `burst` of them at once. It stays until another rate is declared or set, or it is
-    /// [removed](Self::clear_rate).
+    /// Sets the [rate](crate::SemaphoreBuilder::rate) for all clients: no more than `starts`
+    /// permits in any `period`, and no more than `burst` of them at once.
+    ///
+    /// It stays until another rate is declared or set, or it is [removed](Self::clear_rate).
     ///
     /// The change applies at once. It adds no token: as many are available as before, or `burst` if that is less. In a
     /// period in which the rate changes, the starts of the old rate and of the new one may add up.
@@ -113,10 +120,11 @@ impl Semaphore {
         self.change_rate(None).await
     }
 
-    /// Stops granting permits, until [`resume`](Self::resume). Nothing happens before the returned [`Pause`] is
-    /// awaited. Holders keep their permits, and waiters keep their places.
-    /// [`try_acquire`](Self::try_acquire) returns `None`. The pause remains when
-    /// nobody uses the semaphore.
+    /// Stops granting permits, until [`resume`](Self::resume).
+    ///
+    /// Nothing happens before the returned [`Pause`] is awaited. Holders keep their permits, and
+    /// waiters keep their places. [`try_acquire`](Self::try_acquire) returns `None`. The pause
+    /// remains when nobody uses the semaphore.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -143,7 +151,9 @@ impl Semaphore {
         Pause { semaphore: self.clone(), by: None, reason: None }
     }
 
-    /// Ends a [`pause`](Self::pause). Waiters are granted the free permits at once, in their order.
+    /// Ends a [`pause`](Self::pause).
+    ///
+    /// Waiters are granted the free permits at once, in their order.
     ///
     /// # Errors
     /// The same as for [`unpin`](Self::unpin).
@@ -154,8 +164,10 @@ impl Semaphore {
         self.change_limits(LimitChange::Resume).await
     }
 
-    /// [Pauses](Self::pause) the semaphore, and waits until nobody holds a permit. The semaphore stays paused after
-    /// that, even if the wait fails. Nothing happens before the returned [`Drain`] is awaited.
+    /// [Pauses](Self::pause) the semaphore, and waits until nobody holds a permit.
+    ///
+    /// The semaphore stays paused after that, even if the wait fails. Nothing happens before the
+    /// returned [`Drain`] is awaited.
     ///
     /// The client queries the store every 200 ms. If another client resumes the semaphore in the meantime, the drain
     /// still waits for a moment at which no permit is held.
@@ -185,8 +197,10 @@ impl Semaphore {
         Drain { pause: self.pause(), within: None }
     }
 
-    /// Removes everything that the store knows about the semaphore: its capacity, its rate, a pin, a pause, and its
-    /// last fence. This fails if anybody holds a permit or waits for one.
+    /// Removes everything that the store knows about the semaphore: its capacity, its rate, a pin,
+    /// a pause, and its last fence.
+    ///
+    /// This fails if anybody holds a permit or waits for one.
     ///
     /// Without the last fence, the next fence comes from the store's clock alone. It is larger than the earlier ones
     /// only if that clock was not set back. So forget a semaphore only if no [`FenceGate`](crate::FenceGate) depends on
@@ -311,7 +325,9 @@ impl Drain {
         self
     }
 
-    /// Sets how long to wait for the holders. By default there is no limit.
+    /// Sets how long to wait for the holders.
+    ///
+    /// By default there is no limit.
     pub fn within(mut self, limit: Duration) -> Self {
         self.within = Some(limit);
         self

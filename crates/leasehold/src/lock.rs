@@ -84,8 +84,10 @@ impl Lock {
         self.inner.key.as_str()
     }
 
-    /// Acquires the lock, and waits for it if necessary. The wait has no time limit unless
-    /// [`LockBuilder::within`] or [`AcquireLock::within`] sets one.
+    /// Acquires the lock, and waits for it if necessary.
+    ///
+    /// The wait has no time limit unless [`LockBuilder::within`] or [`AcquireLock::within`] sets
+    /// one.
     ///
     /// Nothing happens before the returned future is first polled. When a client of this library releases the lock, the
     /// waiting acquire is notified and asks the store at once. Other programs do not notify it; the acquire notices
@@ -190,7 +192,9 @@ impl LockBuilder {
         }
     }
 
-    /// Sets the lease: how long the holder may be silent before the lock passes on. The default is 30 s.
+    /// Sets the lease: how long the holder may be silent before the lock passes on.
+    ///
+    /// The default is 30 s.
     ///
     /// The client renews the lease in the background, each time a third of it has passed, until the guard is released,
     /// dropped or detached. So the lease does not limit how long the work may take. It limits how long the lock outlives
@@ -208,8 +212,9 @@ impl LockBuilder {
         self
     }
 
-    /// Sets the longest time that the lock may be held. After that it is lost and free again. By default there is no
-    /// TTL.
+    /// Sets the longest time that the lock may be held.
+    ///
+    /// After that it is lost and free again. By default there is no TTL.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -229,7 +234,9 @@ impl LockBuilder {
         self
     }
 
-    /// Sets the longest time that an acquire may wait. By default there is no limit.
+    /// Sets the longest time that an acquire may wait.
+    ///
+    /// By default there is no limit.
     pub fn within(mut self, limit: Duration) -> Self {
         self.within = Some(limit);
         self
@@ -286,16 +293,20 @@ impl LockBuilder {
         self
     }
 
-    /// Adds the label `name`, with the key as its value, to the [metrics](crate::metrics) of this lock. Without the
-    /// label they are counted together with those of the client's other locks, because an exporter keeps every key
-    /// forever.
+    /// Adds the label `name`, with the key as its value, to the [metrics](crate::metrics) of this
+    /// lock.
+    ///
+    /// Without the label they are counted together with those of the client's other locks, because
+    /// an exporter keeps every key forever.
     #[cfg(feature = "metrics")]
     pub fn name_in_metrics(mut self) -> Self {
         self.name_in_metrics = true;
         self
     }
 
-    /// Builds the lock. Nothing is sent to the store yet.
+    /// Builds the lock.
+    ///
+    /// Nothing is sent to the store yet.
     ///
     /// # Errors
     /// [`Error::Closed`] after [`Client::close`](crate::Client::close). [`Error::InvalidArgument`] in these cases:

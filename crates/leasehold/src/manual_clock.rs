@@ -102,7 +102,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl ManualClock {
-    /// Creates a clock. Pass it to [`MemoryBuilder::manual_clock`](crate::MemoryBuilder::manual_clock).
+    /// Creates a clock.
+    ///
+    /// Pass it to [`MemoryBuilder::manual_clock`](crate::MemoryBuilder::manual_clock).
     #[must_use]
     pub fn new() -> Self {
         Self::default()

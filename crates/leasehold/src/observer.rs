@@ -117,7 +117,9 @@ pub enum Operation {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Outcome {
-    /// The operation succeeded. A lookup has found a held lock.
+    /// The operation succeeded.
+    ///
+    /// A lookup has found a held lock.
     Done,
     /// An acquire that does not wait found nothing free.
     Full,

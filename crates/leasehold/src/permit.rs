@@ -75,16 +75,19 @@ impl Permit {
         self.ticket.get_or_insert_with(attach).watch(hold);
     }
 
-    /// Returns the id of the permit in the store. [`Semaphore::release`](crate::Semaphore::release) releases a
-    /// [detached](Self::detach) permit by it.
+    /// Returns the id of the permit in the store.
+    ///
+    /// [`Semaphore::release`](crate::Semaphore::release) releases a [detached](Self::detach) permit
+    /// by it.
     #[must_use]
     pub fn id(&self) -> AcquisitionId {
         self.id
     }
 
-    /// Returns the slot number: the lowest number from 1 that was free when the permit was granted. No other live
-    /// permit of the semaphore has it, and it does not change until the permit ends. Returns `None` unless the
-    /// semaphore is [`numbered`](crate::SemaphoreBuilder::numbered).
+    /// Returns the slot number: the lowest number from 1 that was free when the permit was granted.
+    ///
+    /// No other live permit of the semaphore has it, and it does not change until the permit ends.
+    /// Returns `None` unless the semaphore is [`numbered`](crate::SemaphoreBuilder::numbered).
     ///
     /// The number is at most the capacity, but after the capacity shrinks it may be larger.
     #[must_use]
@@ -98,8 +101,9 @@ impl Permit {
         self.semaphore.as_ref().map_or("", |semaphore| semaphore.spec.named.name().as_str())
     }
 
-    /// Returns the fence of this permit. It is larger than the fence of every permit of this name that was granted
-    /// before.
+    /// Returns the fence of this permit.
+    ///
+    /// It is larger than the fence of every permit of this name that was granted before.
     #[must_use]
     pub fn fence(&self) -> Fence {
         self.grant.fence
@@ -111,9 +115,11 @@ impl Permit {
         Duration::from_micros(self.grant.waited_micros)
     }
 
-    /// Returns the instant until which this permit is valid without another renewal, or `None` if the permit does not
-    /// expire. Every renewal extends the validity, up to the TTL. Once the permit is lost, this returns the current
-    /// instant.
+    /// Returns the instant until which this permit is valid without another renewal, or `None` if
+    /// the permit does not expire.
+    ///
+    /// Every renewal extends the validity, up to the TTL. Once the permit is lost, this returns the
+    /// current instant.
     #[must_use]
     pub fn valid_until(&self) -> Option<Instant> {
         let ticket = self.ticket.as_ref()?;
@@ -141,8 +147,10 @@ impl Permit {
         }
     }
 
-    /// Returns a future that resolves when the permit is lost, with the reason. If the guard is released, dropped
-    /// or detached, the future resolves with [`LossReason::Released`].
+    /// Returns a future that resolves when the permit is lost, with the reason.
+    ///
+    /// If the guard is released, dropped or detached, the future resolves with
+    /// [`LossReason::Released`].
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -170,8 +178,9 @@ impl Permit {
         Lost::of(ticket)
     }
 
-    /// Releases the permit and waits until the store has confirmed it. Returns `true` if the permit was held until now,
-    /// `false` if it had been lost.
+    /// Releases the permit and waits until the store has confirmed it.
+    ///
+    /// Returns `true` if the permit was held until now, `false` if it had been lost.
     ///
     /// # Errors
     /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
@@ -194,7 +203,9 @@ impl Permit {
         semaphore.spec.named.release(self.id, &semaphore.spec, by).done().await
     }
 
-    /// Drops the guard but keeps the permit, and returns its id. The client no longer renews it.
+    /// Drops the guard but keeps the permit, and returns its id.
+    ///
+    /// The client no longer renews it.
     ///
     /// [`Semaphore::extend`](crate::Semaphore::extend) and [`Semaphore::release`](crate::Semaphore::release) renew and
     /// release it by its id. On Redis it expires with its lease unless it is renewed. In memory and on one host, where
@@ -305,8 +316,9 @@ impl fmt::Debug for Permit {
     }
 }
 
-/// A future that resolves when a permit, a lock or a lease is lost: see [`Permit::lost`]. It does not borrow the guard,
-/// so another task can await it.
+/// A future that resolves when a permit, a lock or a lease is lost: see [`Permit::lost`].
+///
+/// It does not borrow the guard, so another task can await it.
 #[must_use = "the future does nothing unless awaited"]
 #[derive(Debug)]
 pub struct Lost {

@@ -84,8 +84,10 @@ impl Pool {
         self.inner.capacity
     }
 
-    /// Acquires a lease for this instance, and waits for it if the pool is full. The wait has no time limit unless
-    /// [`PoolBuilder::within`] or [`AcquireLease::within`] sets one.
+    /// Acquires a lease for this instance, and waits for it if the pool is full.
+    ///
+    /// The wait has no time limit unless [`PoolBuilder::within`] or [`AcquireLease::within`] sets
+    /// one.
     ///
     /// Nothing happens before the returned future is first polled. While the pool is full, the acquire asks again after
     /// each delay of [`retry`](PoolBuilder::retry). It keeps waiting while the store is unreachable.
@@ -151,8 +153,10 @@ impl Pool {
         self.acquire(instance_id).with(work).await
     }
 
-    /// Renews the lease of this instance once, for example one that was [detached](PoolLease::detach). Returns `false` if
-    /// the instance no longer holds a lease.
+    /// Renews the lease of this instance once, for example one that was
+    /// [detached](PoolLease::detach).
+    ///
+    /// Returns `false` if the instance no longer holds a lease.
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`] if the instance id is empty, longer than 512 bytes, or contains control characters.
@@ -168,7 +172,9 @@ impl Pool {
         Ok(self.inner.renew(instance_id).await?.status == Status::Renewed)
     }
 
-    /// Releases the lease of this instance. Returns `true` if it was held until now.
+    /// Releases the lease of this instance.
+    ///
+    /// Returns `true` if it was held until now.
     ///
     /// A guard of that lease is not notified. It notices the release at its next renewal.
     ///
@@ -226,8 +232,10 @@ impl PoolBuilder {
         }
     }
 
-    /// Sets the lease: how long an instance may be silent before its lease passes on. The default is 30 s and the
-    /// minimum 1 s. All clients that share the pool should use the same lease.
+    /// Sets the lease: how long an instance may be silent before its lease passes on.
+    ///
+    /// The default is 30 s and the minimum 1 s. All clients that share the pool should use the same
+    /// lease.
     ///
     /// The client renews the lease in the background, each time a third of it has passed and at least every 3.3 s, until
     /// the guard is released, dropped or detached.
@@ -244,8 +252,9 @@ impl PoolBuilder {
         self
     }
 
-    /// Sets the longest time that a lease may be held. After that the client releases it, and the guard is lost. By
-    /// default there is no TTL.
+    /// Sets the longest time that a lease may be held.
+    ///
+    /// After that the client releases it, and the guard is lost. By default there is no TTL.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -265,7 +274,9 @@ impl PoolBuilder {
         self
     }
 
-    /// Sets the longest time that an acquire may wait. By default there is no limit.
+    /// Sets the longest time that an acquire may wait.
+    ///
+    /// By default there is no limit.
     pub fn within(mut self, limit: Duration) -> Self {
         self.within = Some(limit);
         self
@@ -304,15 +315,19 @@ impl PoolBuilder {
         self
     }
 
-    /// Adds the label `name` to the [metrics](crate::metrics) of this pool. Without the label they are counted together
-    /// with those of the client's other pools, because an exporter keeps every name forever.
+    /// Adds the label `name` to the [metrics](crate::metrics) of this pool.
+    ///
+    /// Without the label they are counted together with those of the client's other pools, because
+    /// an exporter keeps every name forever.
     #[cfg(feature = "metrics")]
     pub fn name_in_metrics(mut self) -> Self {
         self.name_in_metrics = true;
         self
     }
 
-    /// Builds the pool. Nothing is sent to the store yet.
+    /// Builds the pool.
+    ///
+    /// Nothing is sent to the store yet.
     ///
     /// # Errors
     /// [`Error::Closed`] after [`Client::close`](crate::Client::close). [`Error::InvalidArgument`] in these cases:

@@ -33,7 +33,9 @@ pub struct Retry {
     most: u32,
 }
 
-/// How much of a delay is random. Randomness keeps callers that were refused together from retrying together.
+/// How much of a delay is random.
+///
+/// Randomness keeps callers that were refused together from retrying together.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Jitter {

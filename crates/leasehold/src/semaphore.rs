@@ -66,15 +66,18 @@ impl Semaphore {
         self.inner.spec.named.name().as_str()
     }
 
-    /// Returns the capacity that this client declared last, in units. The store may have another: see
-    /// [`stats`](Self::stats).
+    /// Returns the capacity that this client declared last, in units.
+    ///
+    /// The store may have another: see [`stats`](Self::stats).
     #[must_use]
     pub fn capacity(&self) -> u32 {
         self.inner.spec.named.capacity()
     }
 
-    /// Acquires a permit, and waits for it if necessary. The wait has no time limit unless
-    /// [`SemaphoreBuilder::within`] or [`Acquire::within`] sets one.
+    /// Acquires a permit, and waits for it if necessary.
+    ///
+    /// The wait has no time limit unless [`SemaphoreBuilder::within`] or [`Acquire::within`] sets
+    /// one.
     ///
     /// Nothing happens before the returned future is first polled. The acquire keeps waiting while the store is
     /// unreachable.
@@ -98,8 +101,9 @@ impl Semaphore {
         Acquire::new(self.inner.clone(), true, self.inner.spec.within)
     }
 
-    /// Acquires a permit if one is free and nobody is waiting for it; returns `None` otherwise. [`TryAcquire::weight`]
-    /// asks for more than one unit.
+    /// Acquires a permit if one is free and nobody is waiting for it; returns `None` otherwise.
+    ///
+    /// [`TryAcquire::weight`] asks for more than one unit.
     ///
     /// # Errors
     /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
@@ -149,8 +153,9 @@ impl Semaphore {
         self.acquire().with(work).await
     }
 
-    /// Renews a permit once by its id, for example one that was [detached](Permit::detach). Returns `false` if the id
-    /// holds no permit.
+    /// Renews a permit once by its id, for example one that was [detached](Permit::detach).
+    ///
+    /// Returns `false` if the id holds no permit.
     ///
     /// The permit is then valid for the [lease](SemaphoreBuilder::lease) of this semaphore, up to its TTL. In memory and
     /// on one host, where permits need no renewal, this only checks whether the permit is held.
@@ -170,9 +175,11 @@ impl Semaphore {
         spec.named.extend(*id, spec.terms).await
     }
 
-    /// Releases a permit by its id, for example one that was [detached](Permit::detach), or cancels an acquire that
-    /// waits. Returns `true` if the id held a permit or waited until now. Returns `false` for an unknown id, which is not
-    /// an error.
+    /// Releases a permit by its id, for example one that was [detached](Permit::detach), or cancels
+    /// an acquire that waits.
+    ///
+    /// Returns `true` if the id held a permit or waited until now. Returns `false` for an unknown
+    /// id, which is not an error.
     ///
     /// If the permit still has a guard, the guard is notified of the loss. In this client that happens at once. Another
     /// client notifies its guard when it learns of the release from the store.
@@ -199,8 +206,10 @@ impl Semaphore {
         released
     }
 
-    /// Releases a holder or waiter by the id that [`stats`](Self::stats) shows. It may belong to another program that
-    /// shares the semaphore on Redis. Returns `true` if a holder was released or a waiter was removed.
+    /// Releases a holder or waiter by the id that [`stats`](Self::stats) shows.
+    ///
+    /// It may belong to another program that shares the semaphore on Redis. Returns `true` if a
+    /// holder was released or a waiter was removed.
     ///
     /// An id of this library is released as by [`release`](Self::release). Another program is not notified of the
     /// release; it notices by itself.
@@ -236,8 +245,9 @@ impl Semaphore {
         Ok(full || stats.paused.is_some() || stats.next_token.is_some())
     }
 
-    /// Returns the number of waiters ahead of `id`, or `None` if `id` is not waiting. [`Acquire::id`] returns the id of
-    /// an acquire.
+    /// Returns the number of waiters ahead of `id`, or `None` if `id` is not waiting.
+    ///
+    /// [`Acquire::id`] returns the id of an acquire.
     ///
     /// # Errors
     /// The same as for [`stats`](Self::stats).
@@ -248,8 +258,9 @@ impl Semaphore {
         self.inner.spec.named.position(*id).await
     }
 
-    /// Returns the capacity, the holders and the number of waiters of this semaphore. To list the waiters, use
-    /// [`Client::stats`](crate::Client::stats).
+    /// Returns the capacity, the holders and the number of waiters of this semaphore.
+    ///
+    /// To list the waiters, use [`Client::stats`](crate::Client::stats).
     ///
     /// # Errors
     /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
@@ -317,30 +328,38 @@ impl SemaphoreBuilder {
         Self { engine, name: name.to_owned(), capacity, options: SemaphoreOptions::default() }
     }
 
-    /// Uses the capacity that the semaphore already has in the store. The capacity that was passed to
-    /// [`Client::semaphore`](crate::Client::semaphore) applies only if the semaphore has none yet.
+    /// Uses the capacity that the semaphore already has in the store.
+    ///
+    /// The capacity that was passed to [`Client::semaphore`](crate::Client::semaphore) applies only
+    /// if the semaphore has none yet.
     pub fn unless_declared(mut self) -> Self {
         self.options.unless_declared = true;
         self
     }
 
-    /// Sets the longest time that a permit may be held. After that the permit is lost and passes to the next waiter. By
-    /// default there is no TTL. On one host and on Redis the minimum is 100 ms, because part of the TTL passes before
-    /// the client receives the grant.
+    /// Sets the longest time that a permit may be held.
+    ///
+    /// After that the permit is lost and passes to the next waiter. By default there is no TTL. On
+    /// one host and on Redis the minimum is 100 ms, because part of the TTL passes before the
+    /// client receives the grant.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.options.ttl = Some(ttl);
         self
     }
 
-    /// Sets the longest time that an acquire may wait. By default there is no limit.
+    /// Sets the longest time that an acquire may wait.
+    ///
+    /// By default there is no limit.
     pub fn within(mut self, limit: Duration) -> Self {
         self.options.within = Some(limit);
         self
     }
 
-    /// Sets the lease: how long a holder or waiter may be silent before its permit or its place in the queue passes on.
-    /// The default is 30 s and the minimum 300 ms; a lease longer than the TTL is lowered to the TTL. The client renews
-    /// the lease in the background.
+    /// Sets the lease: how long a holder or waiter may be silent before its permit or its place in
+    /// the queue passes on.
+    ///
+    /// The default is 30 s and the minimum 300 ms; a lease longer than the TTL is lowered to the
+    /// TTL. The client renews the lease in the background.
     ///
     /// The lease has an effect only on Redis. In memory no holder can die alone, and on one host the kernel reports
     /// dead processes.
@@ -355,8 +374,10 @@ impl SemaphoreBuilder {
         self
     }
 
-    /// Gives each permit a [slot number](Permit::slot_number) that no other live permit has, for example to choose one
-    /// of four GPUs. Permits of the same name that were acquired without this setting have no number.
+    /// Gives each permit a [slot number](Permit::slot_number) that no other live permit has, for
+    /// example to choose one of four GPUs.
+    ///
+    /// Permits of the same name that were acquired without this setting have no number.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -399,8 +420,11 @@ impl SemaphoreBuilder {
         self
     }
 
-    /// Limits the rate of grants: **no more than `starts` permits start in any `period`**, evenly spread. A permit then
-    /// needs enough free units *and* a token, and one token arrives every `period / starts`.
+    /// Limits the rate of grants: **no more than `starts` permits start in any `period`**, evenly
+    /// spread.
+    ///
+    /// A permit then needs enough free units *and* a token, and one token arrives every `period /
+    /// starts`.
     ///
     /// *Any period* is any window `[t, t + period)` of the store's clock. A [`burst`](Self::burst) is a part of
     /// `starts`, so it slows the other starts down. Example: 100 per minute with a burst of 10 allows 10 starts at once,
@@ -435,9 +459,11 @@ impl SemaphoreBuilder {
         self
     }
 
-    /// Sets how many permits of a [`rate`](Self::rate) may be granted at once after a quiet period: from 1, the default,
-    /// to the number of starts of the rate. This is the number of unused tokens that are kept; further ones are dropped.
-    /// With a burst of 1, two grants are always at least one interval apart.
+    /// Sets how many permits of a [`rate`](Self::rate) may be granted at once after a quiet period:
+    /// from 1, the default, to the number of starts of the rate.
+    ///
+    /// This is the number of unused tokens that are kept; further ones are dropped. With a burst of
+    /// 1, two grants are always at least one interval apart.
     ///
     /// The burst is not added to the rate. Because `burst` starts may come at once, a token arrives only every
     /// `period / (starts − burst + 1)`, so that no period has more than `starts`. The long-term rate is
@@ -462,15 +488,19 @@ impl SemaphoreBuilder {
         self
     }
 
-    /// Adds the label `name` to the [metrics](crate::metrics) of this semaphore. Without the label they are counted
-    /// together with those of the client's other semaphores, because an exporter keeps every name forever.
+    /// Adds the label `name` to the [metrics](crate::metrics) of this semaphore.
+    ///
+    /// Without the label they are counted together with those of the client's other semaphores,
+    /// because an exporter keeps every name forever.
     #[cfg(feature = "metrics")]
     pub fn name_in_metrics(mut self) -> Self {
         self.options.name_in_metrics = true;
         self
     }
 
-    /// Builds the semaphore. Nothing is sent to the store yet.
+    /// Builds the semaphore.
+    ///
+    /// Nothing is sent to the store yet.
     ///
     /// The first acquire declares the capacity in the store, where the newest declaration wins. A client declares the
     /// same capacity only once, so its later acquires do not overwrite what other clients have declared since. After

@@ -45,9 +45,13 @@ pub use pools::{PoolMember, PoolStats};
 pub struct SemaphoreStats {
     /// The name of the semaphore.
     pub name: String,
-    /// The capacity, in units. Zero if nobody has declared one yet.
+    /// The capacity, in units.
+    ///
+    /// Zero if nobody has declared one yet.
     pub capacity: u32,
-    /// The newest declaration. It is the capacity unless the semaphore is pinned.
+    /// The newest declaration.
+    ///
+    /// It is the capacity unless the semaphore is pinned.
     pub declared: u32,
     /// The capacity that was set with [`Semaphore::pin`](crate::Semaphore::pin), if the semaphore is pinned.
     pub pinned: Option<u32>,
@@ -224,7 +228,9 @@ impl RateLimit {
     }
 }
 
-/// Formats the rate as it was declared, for example `100 per minute, burst 10`. A burst of 1 is not shown.
+/// Formats the rate as it was declared, for example `100 per minute, burst 10`.
+///
+/// A burst of 1 is not shown.
 impl std::fmt::Display for RateLimit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         const UNITS: [(u64, &str); 6] = [
@@ -258,8 +264,9 @@ pub enum WaitsFor {
     Resume,
     /// A larger capacity: the waiter weighs more than the capacity, which has shrunk since the waiter joined the queue.
     Capacity,
-    /// Its client: the waiter could be granted a permit, but its client cannot be reached. Other waiters are granted
-    /// permits before it.
+    /// Its client: the waiter could be granted a permit, but its client cannot be reached.
+    ///
+    /// Other waiters are granted permits before it.
     Client,
 }
 
@@ -333,7 +340,9 @@ pub struct Member {
     /// On Redis also `None` for other programs, and for a permit that another program has granted and that is not
     /// claimed yet.
     pub fence: Option<Fence>,
-    /// The number of units. Permits of other programs on Redis take one unit.
+    /// The number of units.
+    ///
+    /// Permits of other programs on Redis take one unit.
     pub weight: u32,
     /// The slot number of the permit, if it has one.
     pub slot_number: Option<u32>,

@@ -114,8 +114,9 @@ impl<F> LimitLayer<F> {
         Self { limit: Arc::new(limit), refuse: Fail }
     }
 
-    /// Answers a request that is refused with the response that `respond` makes of the error. The service then fails
-    /// only if the inner service does.
+    /// Answers a request that is refused with the response that `respond` makes of the error.
+    ///
+    /// The service then fails only if the inner service does.
     pub fn refuse_with<R, B>(self, respond: R) -> LimitLayer<F, Respond<R>>
     where
         R: Fn(&Error) -> Response<B>,
@@ -222,6 +223,8 @@ where
         self.inner.poll_ready(cx).map_err(R::failed)
     }
 
+    /// Acquires for this request, and then calls the inner service.
+    ///
     /// # Cancel safety
     /// Dropping the future drops the inner service's future. This also cancels the wait, or releases the permit in the
     /// background.
@@ -234,7 +237,9 @@ where
     }
 }
 
-/// Returns the error of a request that is refused as the error of the service. The default of [`LimitLayer`].
+/// Returns the error of a request that is refused as the error of the service.
+///
+/// The default of [`LimitLayer`].
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Fail;

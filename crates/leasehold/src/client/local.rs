@@ -13,9 +13,11 @@ use crate::engine::{Engine, Settings};
 use crate::name::{claim_time, positive};
 
 impl Client {
-    /// Opens a client on a file of this host. Its permits are shared by all processes of this user that use the same
-    /// file. No server is needed: the file is an SQLite database. If it does not exist, it is created. Its
-    /// directory must exist ([`LocalBuilder::create_directories`]), so that a mistyped path is an error.
+    /// Opens a client on a file of this host.
+    ///
+    /// Its permits are shared by all processes of this user that use the same file. No server is
+    /// needed: the file is an SQLite database. If it does not exist, it is created. Its directory
+    /// must exist ([`LocalBuilder::create_directories`]), so that a mistyped path is an error.
     ///
     /// This store is available on Linux only. It behaves like Redis, but permits need no renewal, because the kernel
     /// reports dead processes: the next waiter is granted the permit within 250 ms. docs/guarantees.md describes the
@@ -94,33 +96,40 @@ impl LocalBuilder {
         Self { store, confirm_within }
     }
 
-    /// Sets how long a waiter of another client has to claim a permit that this client grants to it: 5 s by default. If
-    /// a process is stopped just when its turn comes, the waiters behind it are delayed by this time. The minimum is
-    /// 1 s, because the time applies to the other clients.
+    /// Sets how long a waiter of another client has to claim a permit that this client grants to
+    /// it: 5 s by default.
+    ///
+    /// If a process is stopped just when its turn comes, the waiters behind it are delayed by this
+    /// time. The minimum is 1 s, because the time applies to the other clients.
     pub fn confirm_within(mut self, limit: Duration) -> Self {
         self.confirm_within = limit;
         self
     }
 
-    /// Sets how long the client waits for an answer from the store: 5 s by default. After that, opening, a try, a
-    /// release or a query fails with [`Error::Unavailable`]. This happens while another process is stopped in the
-    /// middle of a transaction, or while the disk hangs. Waiting for a permit or a lock has no such limit.
+    /// Sets how long the client waits for an answer from the store: 5 s by default.
+    ///
+    /// After that, opening, a try, a release or a query fails with [`Error::Unavailable`]. This
+    /// happens while another process is stopped in the middle of a transaction, or while the disk
+    /// hangs. Waiting for a permit or a lock has no such limit.
     pub fn answer_timeout(mut self, timeout: Duration) -> Self {
         self.store.answer_timeout = timeout;
         self
     }
 
-    /// Creates the parent directories that do not exist, with the mode 0700. By default the directory of the file must
-    /// exist.
+    /// Creates the parent directories that do not exist, with the mode 0700.
+    ///
+    /// By default the directory of the file must exist.
     pub fn create_directories(mut self) -> Self {
         self.store.create_directories = true;
         self
     }
 
-    /// Makes the client read-only. It can fetch statistics, and look up locks with
-    /// [`Locks::lookup`](crate::Locks::lookup) and similar functions. Everything else fails with [`Error::Denied`].
-    /// The client writes nothing, so it works on a full disk and on a read-only file system. The store must exist and
-    /// must have been used since the machine was booted.
+    /// Makes the client read-only.
+    ///
+    /// It can fetch statistics, and look up locks with [`Locks::lookup`](crate::Locks::lookup) and
+    /// similar functions. Everything else fails with [`Error::Denied`]. The client writes nothing,
+    /// so it works on a full disk and on a read-only file system. The store must exist and must
+    /// have been used since the machine was booted.
     pub fn read_only(mut self) -> Self {
         self.store.read_only = true;
         self

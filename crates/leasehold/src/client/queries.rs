@@ -63,8 +63,9 @@ impl Stats {
         self.waiters_in(0..usize::MAX)
     }
 
-    /// Includes the waiters at these places of the queue: `0..100` are the first hundred. [`SemaphoreStats::waiting`]
-    /// is the number of all waiters in any case.
+    /// Includes the waiters at these places of the queue: `0..100` are the first hundred.
+    ///
+    /// [`SemaphoreStats::waiting`] is the number of all waiters in any case.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]

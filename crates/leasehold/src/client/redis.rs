@@ -12,8 +12,9 @@ use crate::name::{claim_time, positive};
 use crate::url::SentinelAccess;
 
 impl Client {
-    /// Opens a client on Redis or Valkey, version 6.2 or later (7.0 in a cluster). Its permits are shared by all
-    /// clients of the same server, namespace and database.
+    /// Opens a client on Redis or Valkey, version 6.2 or later (7.0 in a cluster).
+    ///
+    /// Its permits are shared by all clients of the same server, namespace and database.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -93,9 +94,11 @@ impl RedisBuilder {
         }
     }
 
-    /// Sets the certificate authorities to trust over TLS, as PEM with one or more certificates. By default the client
-    /// trusts the public authorities that browsers trust, which are built in. It does not read the system's own
-    /// certificates: if one of those issued the server's certificate, pass that file here.
+    /// Sets the certificate authorities to trust over TLS, as PEM with one or more certificates.
+    ///
+    /// By default the client trusts the public authorities that browsers trust, which are built in.
+    /// It does not read the system's own certificates: if one of those issued the server's
+    /// certificate, pass that file here.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -118,8 +121,10 @@ impl RedisBuilder {
         self
     }
 
-    /// Sets the user and password for the sentinels, for a URL that begins with `redis-sentinel://` or
-    /// `rediss-sentinel://`. The user and password in the URL are for the server.
+    /// Sets the user and password for the sentinels, for a URL that begins with `redis-sentinel://`
+    /// or `rediss-sentinel://`.
+    ///
+    /// The user and password in the URL are for the server.
     ///
     /// ```
     /// use leasehold::{Client, Error};
@@ -137,24 +142,29 @@ impl RedisBuilder {
         self
     }
 
-    /// Sets whether to connect to the sentinels over TLS. By default the client does so if it connects to the server
-    /// over TLS.
+    /// Sets whether to connect to the sentinels over TLS.
+    ///
+    /// By default the client does so if it connects to the server over TLS.
     pub fn sentinel_tls(mut self, tls: bool) -> Self {
         self.sentinels.tls = Some(tls);
         self
     }
 
-    /// Sets the prefix of the keys of semaphores, and of the channels and sets by which waiters are notified: `adv-sem`
-    /// by default. The locks themselves have [`lock_prefix`](Self::lock_prefix), and the keys of pools always begin
-    /// with `semaphores:`.
+    /// Sets the prefix of the keys of semaphores, and of the channels and sets by which waiters are
+    /// notified: `adv-sem` by default.
+    ///
+    /// The locks themselves have [`lock_prefix`](Self::lock_prefix), and the keys of pools always
+    /// begin with `semaphores:`.
     pub fn namespace(mut self, namespace: &str) -> Self {
         self.namespace = Some(namespace.to_owned());
         self
     }
 
-    /// Sets how long the client waits for an answer from the server: 5 s by default. After that, a try, a release or a
-    /// query fails with [`Error::Unavailable`], also while there is no connection. A connection that was silent for
-    /// that long is replaced. Waiting for a permit or a lock has no such limit.
+    /// Sets how long the client waits for an answer from the server: 5 s by default.
+    ///
+    /// After that, a try, a release or a query fails with [`Error::Unavailable`], also while there
+    /// is no connection. A connection that was silent for that long is replaced. Waiting for a
+    /// permit or a lock has no such limit.
     pub fn answer_timeout(mut self, timeout: Duration) -> Self {
         self.answer_timeout = timeout;
         self
@@ -166,16 +176,19 @@ impl RedisBuilder {
         self
     }
 
-    /// Sets how long a waiter of another client has to claim a permit that this client grants to it: 5 s by default,
-    /// and never more than the waiter's lease. A client claims a permit with its first renewal. A permit that is not
-    /// claimed in time passes to the next waiter. The minimum is 1 s, because the time applies to the other clients.
+    /// Sets how long a waiter of another client has to claim a permit that this client grants to
+    /// it: 5 s by default, and never more than the waiter's lease.
+    ///
+    /// A client claims a permit with its first renewal. A permit that is not claimed in time passes
+    /// to the next waiter. The minimum is 1 s, because the time applies to the other clients.
     pub fn confirm_within(mut self, limit: Duration) -> Self {
         self.confirm_within = limit;
         self
     }
 
-    /// Sets the prefix of the keys of locks: `syncguard` by default. A colon follows the prefix, unless the prefix ends
-    /// in one.
+    /// Sets the prefix of the keys of locks: `syncguard` by default.
+    ///
+    /// A colon follows the prefix, unless the prefix ends in one.
     pub fn lock_prefix(mut self, prefix: &str) -> Self {
         self.lock_prefix = Some(prefix.to_owned());
         self
@@ -187,9 +200,11 @@ impl RedisBuilder {
         self
     }
 
-    /// Makes the client read-only. It can fetch statistics, and look up locks with
-    /// [`Locks::lookup`](crate::Locks::lookup) and similar functions. Everything else fails with [`Error::Denied`].
-    /// The Redis user of the client needs no permission to write, to run scripts or to subscribe.
+    /// Makes the client read-only.
+    ///
+    /// It can fetch statistics, and look up locks with [`Locks::lookup`](crate::Locks::lookup) and
+    /// similar functions. Everything else fails with [`Error::Denied`]. The Redis user of the
+    /// client needs no permission to write, to run scripts or to subscribe.
     pub fn read_only(mut self) -> Self {
         self.purpose = Purpose::Reading;
         self

@@ -7,7 +7,9 @@
 use crate::machine::pool::{PoolOutcome, Status};
 use crate::{Error, Pool};
 
-/// A [`Pool`] whose calls answer with the statuses and counts of the Lua scripts. No lease has a guard.
+/// A [`Pool`] whose calls answer with the statuses and counts of the Lua scripts.
+///
+/// No lease has a guard.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -127,7 +129,9 @@ pub enum RenewStatus {
     Renewed,
     /// The instance holds no lease, or was silent for longer than its lease.
     NotHeld,
-    /// The instance was still counted, but its lease had expired. It is no longer counted.
+    /// The instance was still counted, but its lease had expired.
+    ///
+    /// It is no longer counted.
     Expired,
 }
 
@@ -139,7 +143,9 @@ pub enum ReleaseStatus {
     Released,
     /// The instance holds no lease, or was silent for longer than its lease.
     NotHeld,
-    /// The instance was still counted, but its lease had expired. It is no longer counted.
+    /// The instance was still counted, but its lease had expired.
+    ///
+    /// It is no longer counted.
     AlreadyExpired,
 }
 

@@ -64,7 +64,9 @@ impl Settings for LockBuilder {
 
 /// Adds what `SyncGuard` calls a backend has to [`Locks`].
 pub trait Backend: Sized {
-    /// Sets whether [`Locks::is_locked`] may remove a lock that expired at least two seconds ago, `cleanupInIsLocked`.
+    /// Sets whether [`Locks::is_locked`] may remove a lock that expired at least two seconds ago,
+    /// `cleanupInIsLocked`.
+    ///
     /// Off by default: then it only reads. A fence is never removed.
     #[must_use]
     fn cleanup_in_is_locked(self, clean_up: bool) -> Self;
@@ -128,7 +130,9 @@ impl Backend for Locks {
     }
 }
 
-/// What a store can do, for code that checks this at run time. That every lock has a fence is known at compile time:
+/// What a store can do, for code that checks this at run time.
+///
+/// That every lock has a fence is known at compile time:
 /// [`LockGuard::fence`](crate::LockGuard::fence) is not optional.
 ///
 /// ```
@@ -143,7 +147,9 @@ impl Backend for Locks {
 pub struct Capabilities {
     /// The kind of store: `memory`, `local` or `redis`.
     pub backend: &'static str,
-    /// Whether locks have fences. In this library they always have.
+    /// Whether locks have fences.
+    ///
+    /// In this library they always have.
     pub supports_fencing: bool,
     /// The clock that decides when a lock expires.
     pub time_authority: TimeAuthority,

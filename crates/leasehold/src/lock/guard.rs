@@ -17,7 +17,9 @@ use crate::name::millis;
 use crate::permit::Lost;
 use crate::{Error, Fence, LockId, LossReason};
 
-/// A guard that holds a lock until it is released or dropped. The client renews the lock in the background.
+/// A guard that holds a lock until it is released or dropped.
+///
+/// The client renews the lock in the background.
 ///
 /// Dropping the guard releases the lock in the background. This never blocks and works on any thread. To wait until the
 /// store has confirmed the release, call [`release`](Self::release).
@@ -68,7 +70,9 @@ impl LockGuard {
         self.driver().protocol.id
     }
 
-    /// Returns the fence of this holder. It is larger than the fence of every earlier holder of this key.
+    /// Returns the fence of this holder.
+    ///
+    /// It is larger than the fence of every earlier holder of this key.
     #[must_use]
     pub fn fence(&self) -> Fence {
         self.fence
@@ -80,7 +84,9 @@ impl LockGuard {
         wall_time(self.driver().protocol.expires_at())
     }
 
-    /// Returns the instant until which the lock is valid without another renewal. It is never `None`.
+    /// Returns the instant until which the lock is valid without another renewal.
+    ///
+    /// It is never `None`.
     ///
     /// A margin is subtracted, because clocks do not run at the same speed. Every renewal and every extension moves the
     /// instant, up to the TTL.
@@ -115,8 +121,10 @@ impl LockGuard {
         self.lease.check()
     }
 
-    /// Returns a future that resolves when the lock is lost, with the reason. If the guard is released, dropped or
-    /// detached, the future resolves with [`LossReason::Released`].
+    /// Returns a future that resolves when the lock is lost, with the reason.
+    ///
+    /// If the guard is released, dropped or detached, the future resolves with
+    /// [`LossReason::Released`].
     ///
     /// # Cancel safety
     /// Dropping the future only stops listening. The lock is not affected.
@@ -168,8 +176,9 @@ impl LockGuard {
         self.check()
     }
 
-    /// Releases the lock and waits until the store has confirmed it. Returns `true` if the lock was held until now,
-    /// `false` if it had been lost.
+    /// Releases the lock and waits until the store has confirmed it.
+    ///
+    /// Returns `true` if the lock was held until now, `false` if it had been lost.
     ///
     /// # Errors
     /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
@@ -186,8 +195,9 @@ impl LockGuard {
         self.lease.release().done().await
     }
 
-    /// Drops the guard but keeps the lock. The client no longer renews it or ends it with its TTL: it expires with its
-    /// lease.
+    /// Drops the guard but keeps the lock.
+    ///
+    /// The client no longer renews it or ends it with its TTL: it expires with its lease.
     ///
     /// [`Locks::extend`](crate::Locks::extend) and [`Locks::release`](crate::Locks::release) extend and release it by its
     /// id.

@@ -15,7 +15,9 @@ use crate::{Fence, LockId};
 pub struct HeldLock {
     /// The lock id, by which the lock is extended and released.
     pub id: LockId,
-    /// The fence. It is larger than that of every earlier holder.
+    /// The fence.
+    ///
+    /// It is larger than that of every earlier holder.
     pub fence: Fence,
     /// When the lock expires unless it is extended, by the clock of the store.
     pub expires_at: SystemTime,
@@ -78,7 +80,9 @@ impl From<&LockId> for LockRef<'_> {
 pub struct LockInfo {
     /// The key.
     pub key: String,
-    /// The lock id. Anybody who knows it can release the lock.
+    /// The lock id.
+    ///
+    /// Anybody who knows it can release the lock.
     pub lock_id: LockId,
     /// The hash of the key.
     pub key_hash: String,

@@ -14,8 +14,9 @@ use crate::machine::{self, Subject};
 use crate::name::{Name, millis};
 use crate::{Error, LockId, LossReason, Observer, Operation, Outcome, process};
 
-/// The locks of a store, by key and by lock id, without guards. This API is for callers that have a loop of their own
-/// and keep the lock id.
+/// The locks of a store, by key and by lock id, without guards.
+///
+/// This API is for callers that have a loop of their own and keep the lock id.
 ///
 /// Each call is a single attempt and one round trip. (In a Redis cluster, a call by lock id looks up the key first.)
 /// For a guard that releases the lock when dropped, see [`Client::lock`](crate::Client::lock).
@@ -153,7 +154,9 @@ impl Locks {
         }
     }
 
-    /// Releases a lock by its id. Returns `true` if it was held until now.
+    /// Releases a lock by its id.
+    ///
+    /// Returns `true` if it was held until now.
     ///
     /// A guard of that lock is not notified. It notices the release at its next renewal, after a third of its lease.
     /// Until then its `check` relies on the lease.
@@ -189,8 +192,9 @@ impl Locks {
         Ok(matches!(outcome?, LockOutcome::Release(Verdict::Done(_))))
     }
 
-    /// Lets a held lock expire after `lease` from now, whatever was left of its lease. Returns `false` if the lock is no
-    /// longer held.
+    /// Lets a held lock expire after `lease` from now, whatever was left of its lease.
+    ///
+    /// Returns `false` if the lock is no longer held.
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`] if `lease` is zero, too long or not in whole milliseconds.
@@ -283,8 +287,9 @@ impl Locks {
         found(outcome?)
     }
 
-    /// Returns the held locks, ordered by key, at most `limit` of them. On Redis this scans all keys of the server,
-    /// step by step.
+    /// Returns the held locks, ordered by key, at most `limit` of them.
+    ///
+    /// On Redis this scans all keys of the server, step by step.
     ///
     /// # Errors
     /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.

@@ -13,8 +13,9 @@ use crate::machine::{ReleaseHint, Terms};
 use crate::permit::Lost;
 use crate::{AcquisitionId, Error, Fence};
 
-/// A guard that holds a lease of a [`Pool`](crate::Pool) until it is released or dropped. The client renews the lease in
-/// the background.
+/// A guard that holds a lease of a [`Pool`](crate::Pool) until it is released or dropped.
+///
+/// The client renews the lease in the background.
 ///
 /// Dropping the guard releases the lease in the background. This never blocks and works on any thread. To wait until
 /// the store has confirmed the release, call [`release`](Self::release).
@@ -92,7 +93,9 @@ impl PoolLease {
         self.lease.driver.protocol.instance().as_str()
     }
 
-    /// Returns the instant until which this lease is valid without another renewal. It is never `None`.
+    /// Returns the instant until which this lease is valid without another renewal.
+    ///
+    /// It is never `None`.
     ///
     /// Every renewal moves the instant, up to the TTL.
     #[must_use]
@@ -108,8 +111,10 @@ impl PoolLease {
         self.lease.check()
     }
 
-    /// Returns a future that resolves when the lease is lost, with the reason. If the guard is released, dropped or
-    /// detached, the future resolves with [`LossReason::Released`](crate::LossReason::Released).
+    /// Returns a future that resolves when the lease is lost, with the reason.
+    ///
+    /// If the guard is released, dropped or detached, the future resolves with
+    /// [`LossReason::Released`](crate::LossReason::Released).
     ///
     /// # Cancel safety
     /// Dropping the future only stops listening. The lease is not affected.
@@ -117,9 +122,10 @@ impl PoolLease {
         self.lease.lost()
     }
 
-    /// Releases the lease and waits until the store has confirmed it. Returns `true` if the lease was held until now,
-    /// `false` if it had been lost. If other guards of this client share the lease, it stays held until the last of
-    /// them is released.
+    /// Releases the lease and waits until the store has confirmed it.
+    ///
+    /// Returns `true` if the lease was held until now, `false` if it had been lost. If other guards
+    /// of this client share the lease, it stays held until the last of them is released.
     ///
     /// # Errors
     /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
@@ -136,8 +142,10 @@ impl PoolLease {
         self.lease.release().done().await
     }
 
-    /// Drops the guard but keeps the lease, and returns its instance id. The client no longer renews it or ends it with
-    /// its TTL: it expires unless it is renewed by hand.
+    /// Drops the guard but keeps the lease, and returns its instance id.
+    ///
+    /// The client no longer renews it or ends it with its TTL: it expires unless it is renewed by
+    /// hand.
     ///
     /// [`Pool::extend`](crate::Pool::extend) and [`Pool::release`](crate::Pool::release) renew and release it by its
     /// instance id. If other guards of this client share the lease, they continue to renew it, and the last of them

@@ -33,7 +33,9 @@ impl Pools {
         Self { engine }
     }
 
-    /// Returns the pools that have members, ordered by name, at most `limit` of them. Changes nothing.
+    /// Returns the pools that have members, ordered by name, at most `limit` of them.
+    ///
+    /// Changes nothing.
     ///
     /// # Errors
     /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
@@ -46,7 +48,9 @@ impl Pools {
         self.engine.core().list_pools(PoolQuery::First(limit)).await
     }
 
-    /// Returns the members of the pool with this name, or `None` if it has none. Changes nothing.
+    /// Returns the members of the pool with this name, or `None` if it has none.
+    ///
+    /// Changes nothing.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]

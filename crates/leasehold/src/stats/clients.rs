@@ -8,7 +8,9 @@ use crate::{ClientId, process};
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct ClientInfo {
-    /// The client id. The ids of its permits begin with it.
+    /// The client id.
+    ///
+    /// The ids of its permits begin with it.
     pub id: String,
     /// The host that the client runs on.
     pub host: Option<String>,

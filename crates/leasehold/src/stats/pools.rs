@@ -5,13 +5,17 @@ use std::time::Duration;
 use crate::clock::Time;
 use crate::machine::pool::PoolRow;
 
-/// The members of one pool. The store keeps neither its capacity nor its lease: each client knows its own.
+/// The members of one pool.
+///
+/// The store keeps neither its capacity nor its lease: each client knows its own.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct PoolStats {
     /// The name of the pool.
     pub name: String,
-    /// The members. The one that has been silent for the longest time comes first.
+    /// The members.
+    ///
+    /// The one that has been silent for the longest time comes first.
     pub members: Vec<PoolMember>,
 }
 
@@ -23,8 +27,9 @@ pub struct PoolMember {
     pub instance_id: String,
     /// How long ago the instance acquired or renewed its lease.
     pub silent_for: Duration,
-    /// How long the lease is valid without another renewal. `None` if it has expired; the next call on the pool removes
-    /// it.
+    /// How long the lease is valid without another renewal.
+    ///
+    /// `None` if it has expired; the next call on the pool removes it.
     pub ends_in: Option<Duration>,
 }
 

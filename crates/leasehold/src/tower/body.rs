@@ -10,7 +10,9 @@ use super::BoxError;
 use super::limit::HeldGuard;
 
 pin_project! {
-    /// The body of a limited response. It holds the permit until it has ended or is dropped, and fails with
+    /// The body of a limited response.
+    ///
+    /// It holds the permit until it has ended or is dropped, and fails with
     /// [`Error::Lost`](crate::Error::Lost) if the permit is lost: see the [module](super) and
     /// [`Limited`](super::Limited) for an example.
     #[derive(Debug)]

@@ -13,7 +13,9 @@ use super::{LimitedBody, Refuse};
 use crate::Error;
 
 pin_project! {
-    /// The future of a limited response. It acquires, and then runs the inner service: see [`Limited`](super::Limited).
+    /// The future of a limited response.
+    ///
+    /// It acquires, and then runs the inner service: see [`Limited`](super::Limited).
     ///
     /// # Cancel safety
     /// Dropping the future drops the inner service's future. This also cancels the wait, or releases the permit in the

@@ -9,8 +9,9 @@ use crate::{
     Acquire, AcquireLease, AcquireLock, Error, Guard, Lock, Lost, Primitive, Semaphore, TryAcquire,
 };
 
-/// The permit, lock or lease that a request acquires before it runs. See [`LimitLayer::new`](super::LimitLayer::new) for an
-/// example.
+/// The permit, lock or lease that a request acquires before it runs.
+///
+/// See [`LimitLayer::new`](super::LimitLayer::new) for an example.
 ///
 /// | made from | the request |
 /// |---|---|
