@@ -100,8 +100,9 @@ fn possible(case: &Case<'_>, op: &Op) -> Vec<Span> {
             UNDER_WAY
         }
         // A worker that was killed while it waited is out of reach: a permit that was granted before is not claimed. An
-        // acquisition that was never seen in the queue may have been granted a permit at once, for a whole lease.
-        None if calm && granted_at.is_none() && !op.queued.is_empty() => {
+        // acquisition that was never seen in the queue may have been granted a permit at once, for a whole lease. So may
+        // one that was next when the same client released: it is granted in the reply, which claims the permit.
+        None if calm && granted_at.is_none() && !op.queued.is_empty() && !follows(case, op) => {
             CONFIRM.min(lease) + BACKSTOP + SECOND / 2
         }
         Some(how) if op.is_released_later(case.history, how) => {
@@ -117,6 +118,16 @@ fn possible(case: &Case<'_>, op: &Op) -> Vec<Span> {
     let from = if op.by_command { op.requested } else { granted_at.unwrap_or(over) };
     spans.push((from, over.saturating_add(after)));
     spans
+}
+
+/// Whether its client ended another acquisition of the same thing just before it was killed.
+fn follows(case: &Case<'_>, op: &Op) -> bool {
+    let just_before = (op.over().saturating_sub(UNDER_WAY), op.over());
+    case.ops.iter().any(|other| {
+        let is_of_the_client = (other.worker, other.thing) == (op.worker, op.thing);
+        let ended = other.end.map(|(at, _)| at);
+        is_of_the_client && ended.is_some_and(|at| just_before.0 <= at && at <= just_before.1)
+    })
 }
 
 /// The times at which it was certainly in the queue: between two sightings that are too close for a permit to have been

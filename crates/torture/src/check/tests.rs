@@ -3,7 +3,7 @@
 use super::*;
 use crate::clock::MILLISECOND;
 use crate::driver::LimitChange;
-use crate::plan::CONFIRM;
+use crate::plan::{BACKSTOP, CONFIRM};
 use crate::record::sum;
 
 /// The events that one worker saw. Times are in milliseconds.
@@ -550,6 +550,25 @@ fn a_dead_holder_keeps_its_permit_for_a_lease_and_no_longer() {
     let killed = LifetimeEnd::Killed(1000 * MILLISECOND);
     assert_passes(&wait_for(|record| record, killed.clone(), 1000 + aftermath + 2500));
     assert_finds(&wait_for(|record| record, killed, 1000 + aftermath + 2700), &[Rule::Waiting]);
+}
+
+/// A process releases a permit, waits for another one, and is killed at 1000 ms.
+#[test]
+fn a_waiter_that_is_granted_by_its_own_client_keeps_the_permit_for_a_lease() {
+    let thing = || Thing::semaphore("x", 1, 8 * SECOND);
+    let case = |released, gives_up| {
+        let dies = Record::default().ask(100, 1).grant(110, 1, 1).ask(200, 2).seen(210, 2);
+        let dies = dies.seen(400, 2).end(released, 1, How::Released);
+        let waits = Record::default().ask(1100, 1).seen(1110, 1).end(gives_up, 1, How::Cancelled);
+        let mut history = history(thing(), vec![dies, waits]);
+        history.lives[0].0.end = LifetimeEnd::Killed(1000 * MILLISECOND);
+        history
+    };
+    let unclaimed = (CONFIRM + BACKSTOP) / MILLISECOND + 500;
+    assert_finds(&case(500, 1000 + unclaimed + 2700), &[Rule::Waiting]);
+    assert_passes(&case(900, 1000 + unclaimed + 2700));
+    let aftermath = thing().aftermath() / MILLISECOND;
+    assert_finds(&case(900, 1000 + aftermath + 2700), &[Rule::Waiting]);
 }
 
 /// One cancels an acquire at 2000 ms, while its connection flaps until 2100 ms. Another waits until it gives up.
