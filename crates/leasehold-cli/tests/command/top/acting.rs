@@ -113,7 +113,7 @@ fn holders_of_every_kind_can_be_released() {
         let lock = inspector.client.lock("invoice:42").label("nightly").build().unwrap();
         let _guard = inspector.block_on(lock.acquire()).unwrap();
         let pool = inspector.client.pool("gpus", 2).build().unwrap();
-        let _ = inspector.block_on(pool.acquire("worker-1")).unwrap();
+        let _lease = inspector.block_on(pool.acquire("worker-1")).unwrap();
         let mut top = top(&store.url(), size);
         top.shows("[1 Semaphores (1)] 2 Locks (1)  3 Pools (1)");
         top.types("x");
