@@ -15,7 +15,7 @@ use crate::engine::name_state::Release;
 use crate::engine::ticket::{Grant, Ticket};
 use crate::machine::Share;
 use crate::permit::Lost;
-use crate::{Error, Fence};
+use crate::{Error, Fence, LockGuard, Permit, PoolLease};
 
 /// What every guard can do: a [`Permit`](crate::Permit), a [`LockGuard`](crate::LockGuard) and a
 /// [`PoolLease`](crate::PoolLease).
@@ -85,6 +85,50 @@ pub trait Guard: Sealed + fmt::Debug + Send + Sync {
 /// Keeps other crates from implementing [`Guard`].
 #[allow(unnameable_types)] // on purpose
 pub trait Sealed {}
+
+/// Implements [`Guard`] by a type's methods of the same names. Only the types of the id and the fence differ.
+macro_rules! implement_guard {
+    ($type:ident, $guard:ident, id: $id:expr, fence: $fence:expr) => {
+        impl Sealed for $type {}
+
+        impl Guard for $type {
+            fn name(&self) -> &str {
+                self.name()
+            }
+
+            fn id(&self) -> String {
+                let $guard = self;
+                $id
+            }
+
+            fn fence(&self) -> Option<Fence> {
+                #[allow(unused_variables)] // a lease has no fence
+                let $guard = self;
+                $fence
+            }
+
+            fn valid_until(&self) -> Option<Instant> {
+                self.valid_until()
+            }
+
+            fn check(&self) -> Result<(), Error> {
+                self.check()
+            }
+
+            fn lost(&self) -> Lost {
+                self.lost()
+            }
+
+            async fn release(self) -> Result<bool, Error> {
+                self.release().await
+            }
+        }
+    };
+}
+
+implement_guard!(Permit, permit, id: permit.id().to_string(), fence: Some(permit.fence()));
+implement_guard!(LockGuard, lock, id: lock.id().to_string(), fence: Some(lock.fence()));
+implement_guard!(PoolLease, lease, id: lease.id().to_owned(), fence: None);
 
 /// What the library needs of its guards beside [`Guard`].
 pub(crate) trait Declared: Guard {

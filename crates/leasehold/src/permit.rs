@@ -14,7 +14,7 @@ use crate::engine::lease_spec::LeaseSpec;
 use crate::engine::name_state::ReleasedBy;
 use crate::engine::ticket::{Grant, Ticket};
 use crate::engine::watch::Acquiring;
-use crate::guard::{Declared, Guard, Sealed};
+use crate::guard::Declared;
 use crate::machine::ReleaseHint;
 use crate::semaphore::SemaphoreInner;
 use crate::{AcquisitionId, Error, Fence, LossReason, Primitive};
@@ -265,42 +265,10 @@ impl Drop for Permit {
     }
 }
 
-impl Sealed for Permit {}
-
 impl Declared for Permit {
     fn spec(&self) -> Option<Arc<dyn LeaseSpec>> {
         let semaphore = self.semaphore.as_ref()?;
         Some(semaphore.spec.clone())
-    }
-}
-
-impl Guard for Permit {
-    fn name(&self) -> &str {
-        self.name()
-    }
-
-    fn id(&self) -> String {
-        self.id.to_string()
-    }
-
-    fn fence(&self) -> Option<Fence> {
-        Some(self.grant.fence)
-    }
-
-    fn valid_until(&self) -> Option<Instant> {
-        self.valid_until()
-    }
-
-    fn check(&self) -> Result<(), Error> {
-        self.check()
-    }
-
-    fn lost(&self) -> Lost {
-        self.lost()
-    }
-
-    async fn release(self) -> Result<bool, Error> {
-        self.release().await
     }
 }
 

@@ -11,7 +11,7 @@ use super::locks::observed;
 use crate::clock::{Moment, Span, wall_time};
 use crate::engine::lease_spec::LeaseSpec;
 use crate::engine::watch::{Acquiring, Id};
-use crate::guard::{Declared, Guard, LeaseGuard, Sealed};
+use crate::guard::{Declared, LeaseGuard};
 use crate::machine::lock::{LockCommand, LockOutcome, Verdict};
 use crate::name::millis;
 use crate::permit::Lost;
@@ -221,41 +221,9 @@ impl LockGuard {
     }
 }
 
-impl Sealed for LockGuard {}
-
 impl Declared for LockGuard {
     fn spec(&self) -> Option<Arc<dyn LeaseSpec>> {
         Some(self.lease.ticket.spec.clone())
-    }
-}
-
-impl Guard for LockGuard {
-    fn name(&self) -> &str {
-        self.name()
-    }
-
-    fn id(&self) -> String {
-        self.id().to_string()
-    }
-
-    fn fence(&self) -> Option<Fence> {
-        Some(self.fence)
-    }
-
-    fn valid_until(&self) -> Option<Instant> {
-        self.valid_until()
-    }
-
-    fn check(&self) -> Result<(), Error> {
-        self.check()
-    }
-
-    fn lost(&self) -> Lost {
-        self.lost()
-    }
-
-    async fn release(self) -> Result<bool, Error> {
-        self.release().await
     }
 }
 

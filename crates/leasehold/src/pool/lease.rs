@@ -8,10 +8,10 @@ use super::PoolSpec;
 use crate::engine::lease_spec::LeaseSpec;
 use crate::engine::pool_instance::{PoolInstance, PoolProtocol};
 use crate::engine::watch::{Acquiring, Id, Watch};
-use crate::guard::{Declared, Guard, LeaseGuard, Sealed};
+use crate::guard::{Declared, LeaseGuard};
 use crate::machine::{ReleaseHint, Terms};
 use crate::permit::Lost;
-use crate::{AcquisitionId, Error, Fence};
+use crate::{AcquisitionId, Error};
 
 /// A guard that holds a lease of a [`Pool`](crate::Pool) until it is released or dropped.
 ///
@@ -168,41 +168,9 @@ impl PoolLease {
     }
 }
 
-impl Sealed for PoolLease {}
-
 impl Declared for PoolLease {
     fn spec(&self) -> Option<Arc<dyn LeaseSpec>> {
         Some(self.lease.ticket.spec.clone())
-    }
-}
-
-impl Guard for PoolLease {
-    fn name(&self) -> &str {
-        self.name()
-    }
-
-    fn id(&self) -> String {
-        self.id().to_owned()
-    }
-
-    fn fence(&self) -> Option<Fence> {
-        None
-    }
-
-    fn valid_until(&self) -> Option<Instant> {
-        self.valid_until()
-    }
-
-    fn check(&self) -> Result<(), Error> {
-        self.check()
-    }
-
-    fn lost(&self) -> Lost {
-        self.lost()
-    }
-
-    async fn release(self) -> Result<bool, Error> {
-        self.release().await
     }
 }
 

@@ -72,7 +72,7 @@ async fn panic_once(client: &Client, other: &Client, granted: bool) {
 /// Checks that `client`, whose wakers panic, still works. `other` shares its store.
 async fn survives_panicking_wakers(client: &Client, other: &Client, granted: bool) {
     const HEARTBEAT: Duration = Duration::from_secs(2);
-    let renewed_permit = client.semaphore("kept", 1).lease(HEARTBEAT);
+    let renewed_permit = client.semaphore("renewed", 1).lease(HEARTBEAT);
     let renewed_permit = acquire(&renewed_permit.build().unwrap()).await;
     // More panics than the number of batches that one name has in flight.
     for _ in 0..3 {

@@ -115,7 +115,7 @@ pub async fn a_renewed_lease_stays_held(store: &impl Store) {
 
 pub async fn a_guard_is_notified_when_its_lease_is_missing(store: &impl Store) {
     let client = store.client().await;
-    let pool = client.pool(&unique("told"), 1).lease(TTL).build().unwrap();
+    let pool = client.pool(&unique("notified"), 1).lease(TTL).build().unwrap();
     let lease = lease(&pool, "a").await;
     let lost = lease.lost();
     assert_eq!(release(&pool, "a").await.0, ReleaseStatus::Released);
