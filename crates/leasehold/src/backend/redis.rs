@@ -59,7 +59,7 @@ pub use locks::LockLayout;
 use locks::LockScripts;
 pub(crate) use locks::Prefix;
 use request::unexpected;
-use scripts::{Keys, Scripts};
+use scripts::{Form, Keys, Scripts};
 pub(crate) use settings::{Purpose, RedisSettings};
 use slots::{KeyTag, slot_of};
 use stats_reader::StatsReader;
@@ -241,8 +241,9 @@ impl RemoteBackend for Redis {
             stats_reader::check(&topology)?;
             let (slot, call) = call?;
             let answer = answer_of_one(&topology, slot, call).await?;
-            let answer = scripts::decode(&[change], answer).map_err(Error::internal)?;
-            match answer.outcomes[..] {
+            let answer = scripts::decode(&[change], [(Form::Machine, 1, answer)])
+                .map_err(Error::internal)?;
+            match answer.0.outcomes[..] {
                 [Outcome::LimitsChanged(changed)] => Ok(changed),
                 _ => Err(Error::internal(format!(
                     "unexpected answer to a change of limits: {answer:?}"

@@ -15,17 +15,6 @@ pub(in crate::backend::redis) fn query(
     value(connection.req_packed_command(&packed).unwrap())
 }
 
-/// Sends a command whose reply is an array, and returns its values.
-pub(in crate::backend::redis) fn query_array(
-    command: &RedisCommand,
-    connection: &mut Connection,
-) -> Vec<Value> {
-    match query(command, connection) {
-        Value::Array(values) => values,
-        other => panic!("{other:?}"),
-    }
-}
-
 /// Returns a value of that crate as one of ours.
 pub(in crate::backend::redis) fn value(value: redis::Value) -> Value {
     let all = |values: Vec<redis::Value>| values.into_iter().map(self::value).collect();
