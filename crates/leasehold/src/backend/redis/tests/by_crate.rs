@@ -11,8 +11,16 @@ pub(in crate::backend::redis) fn query(
     command: &RedisCommand,
     connection: &mut Connection,
 ) -> Value {
+    try_query(command, connection).unwrap()
+}
+
+/// Like [`query`], for a command that the server may refuse.
+pub(in crate::backend::redis) fn try_query(
+    command: &RedisCommand,
+    connection: &mut Connection,
+) -> redis::RedisResult<Value> {
     let packed = pack(std::slice::from_ref(command));
-    value(connection.req_packed_command(&packed).unwrap())
+    connection.req_packed_command(&packed).map(value)
 }
 
 /// Returns a value of that crate as one of ours.

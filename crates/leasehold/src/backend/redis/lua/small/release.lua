@@ -30,11 +30,15 @@ local waiting, info, main, ttls = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local ids = KEYS[5] and 6 or 1
 
 if call('EXISTS', waiting) == 0 then
-  -- First the hash: if it has another type, nothing has changed yet.
-  if type(try('HDEL', info, unpack(ARGV, ids))) ~= 'number' then return false end
   local result = { 'room' }
-  for i = ids, #ARGV do result[i - ids + 2] = call('ZREM', main, ARGV[i]) end
-  if ttls then call('ZREM', ttls, unpack(ARGV, ids)) end
+  for i = ids, #ARGV do
+    local removed = try('ZREM', main, ARGV[i])
+    if type(removed) ~= 'number' then return false end
+    result[i - ids + 2] = removed
+  end
+  -- If another program uses one of these keys, it has nothing of ours.
+  try('HDEL', info, unpack(ARGV, ids))
+  if ttls then try('ZREM', ttls, unpack(ARGV, ids)) end
   return result
 end
 if ids == 1 or call('EXISTS', ttls, KEYS[8], KEYS[9]) > 0 then return false end

@@ -6,6 +6,7 @@
 --         3 waiting
 --         4 max
 --         5 ttl
+--         6 alive
 -- ARGV    1 heartbeat  in microseconds
 --         2 ids        from here on
 -- Result  two for each id: its fence, valid_for. False if nothing was done
@@ -16,7 +17,8 @@ if not first then return false end
 local others = call('EXISTS', KEYS[3], ttls)
 local limited = others > 0 and try('ZCARD', ttls) or 0
 if type(limited) ~= 'number' then return false end
-if others > math.min(limited, 1) then
+local is_queue = others > math.min(limited, 1)
+if is_queue then
   local capacity = tonumber(call('MGET', KEYS[4])[1] or nil)
   if not capacity or call('ZCARD', main) < capacity then return false end
 end
@@ -25,6 +27,10 @@ local time = call('TIME')
 local now, heartbeat = time[1] * 1000000 + time[2], tonumber(ARGV[1])
 local function micros(score) return math.min(math.floor(score * 1000000 + 0.5), now + 3155760000000000) end
 if micros(first) <= now then return false end
+if is_queue then
+  local dead = try('ZCOUNT', KEYS[6], '-inf', string.format('%d.%06d', now / 1000000, now % 1000000))
+  if dead ~= 0 then return false end
+end
 if limited > 0 and micros(call('ZRANGE', ttls, 0, 0, 'WITHSCORES')[2]) <= now then return false end
 
 local new = #ARGV - 1
