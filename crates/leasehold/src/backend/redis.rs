@@ -11,7 +11,6 @@
 //! - [`scripts`]: the transitions, one Lua file each, and their typed calls.
 //! - [`locks`], [`pools`]: the same for locks and pools; [`lock_index`]: the index of lock ids, which the client
 //!   maintains in a cluster.
-//! - [`server_clock`]: bounds the age of a wake-up.
 //! - [`stats`]: reads holders, waiters and clients; [`stats_reader`]: the connections and the thread for such reads.
 //! - [`tls`]: the certificates that a TLS connection trusts.
 
@@ -42,7 +41,6 @@ mod request;
 mod resp;
 mod scripts;
 mod sentinel;
-pub(crate) mod server_clock;
 mod settings;
 mod slots;
 mod socket;

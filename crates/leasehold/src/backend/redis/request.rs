@@ -13,7 +13,7 @@ use super::value::Value;
 use super::{Redis, connect, lock_index, pools, stats_reader};
 use crate::Error;
 use crate::backend::{Answer, Answers, BoxFuture, Destination, Part, RemoteBackend, Slot};
-use crate::clock::{Moment, Time};
+use crate::clock::Moment;
 use crate::machine::Command;
 use crate::machine::lock::{Acquired, LockCommand, LockOutcome};
 
@@ -135,20 +135,14 @@ impl Redis {
                         reader.read(served, reply.map_err(|error| connection.translate(&error)));
                     }
                     Some(Unapplied::There(answer)) => {
-                        let time = reader.time;
                         reader.read(served, answer);
-                        // The time of the other server says nothing about the clock of this one.
-                        reader.time = time;
                     }
                     Some(Unapplied::Down(error)) => reader.read(served, Err(error)),
                     Some(Unapplied::NotNow(_)) => reader.unserved(served, || Answer::NotNow),
                     Some(Unapplied::Elsewhere) => reader.unserved(served, || Answer::Elsewhere),
                 }
             }
-            let (mut answers, time) = reader.done();
-            if let Some(time) = time {
-                current.clock.learn(sent, time, Moment::now());
-            }
+            let mut answers = reader.done();
             for (channel, error) in refused {
                 let error = connect::no_wake_ups(&channel, &error);
                 for at in channels.get(&channel).into_iter().flatten() {
@@ -199,8 +193,6 @@ struct Reader<'a> {
     locks: &'a LockScripts,
     request: &'a [Part],
     answers: Vec<Option<Result<Answer, Error>>>,
-    /// The server's time, if a script returned it.
-    pub(super) time: Option<Time>,
 }
 
 impl<'a> Reader<'a> {
@@ -210,7 +202,7 @@ impl<'a> Reader<'a> {
         request: &'a [Part],
     ) -> Self {
         let answers = request.iter().map(|_| None).collect();
-        Self { connection, locks, request, answers, time: None }
+        Self { connection, locks, request, answers }
     }
 
     pub(super) fn unserved(&mut self, served: &Served, answer: impl Fn() -> Answer) {
@@ -231,11 +223,9 @@ impl<'a> Reader<'a> {
             Ok(other) => Err(unexpected(&other)),
             Err(error) => Err(error),
         };
-        // The first value in the answer of the semaphore script is the server's time, if it was read.
-        if let (Kind::Semaphores, Ok(values)) = (served.kind, &mut values)
-            && let Some(Value::Int(time @ 1..)) = values.next()
-        {
-            self.time = Some(Time::from_micros(time.cast_unsigned()));
+        // The first value in the answer of the semaphore script is the server's time.
+        if let (Kind::Semaphores, Ok(values)) = (served.kind, &mut values) {
+            values.next();
         }
         for at in &served.parts {
             let value = match &mut values {
@@ -269,10 +259,10 @@ impl<'a> Reader<'a> {
         }
     }
 
-    pub(super) fn done(self) -> (Answers, Option<Time>) {
+    pub(super) fn done(self) -> Answers {
         let missing = || Err(unexpected(&Value::Nil));
         let answers = self.answers.into_iter().map(|answer| answer.unwrap_or_else(missing));
-        (answers.collect(), self.time)
+        answers.collect()
     }
 }
 

@@ -20,13 +20,12 @@ pub(in crate::simulation) enum Packet {
     Reply {
         number: u64,
         replies: Vec<Reply>,
-        server: Time,
     },
     /// Under a rate, a wake-up says nothing about the permit.
     WakeUp {
         thing: usize,
         id: AcquisitionId,
-        grant: Option<(Held, Time)>,
+        grant: Option<Held>,
     },
     Token {
         thing: usize,
@@ -120,7 +119,6 @@ impl Simulation<'_> {
         from: ClientId,
         parts: &Arc<[Part]>,
     ) {
-        let server = self.store_time();
         let mut replies = Vec::new();
         for part in &**parts {
             replies.push(self.apply(part.thing, from, &part.commands));
@@ -132,7 +130,7 @@ impl Simulation<'_> {
         if std::mem::take(&mut process.loses_reply) {
             return self.lose_connection(worker);
         }
-        self.transmit(worker, connection, 1, Packet::Reply { number, replies, server });
+        self.transmit(worker, connection, 1, Packet::Reply { number, replies });
     }
 
     /// Applies commands at the store, and sends the wake-ups.
@@ -162,7 +160,7 @@ impl Simulation<'_> {
         }
         let rated = self.store.machines[thing].limits().meter().is_some();
         for (id, held) in applied.woken {
-            let grant = (!rated).then_some((held, now));
+            let grant = (!rated).then_some(held);
             self.publish(id.client(), Packet::WakeUp { thing, id, grant });
         }
         if let Some((client, after)) = self.store.token(thing, now)
@@ -192,7 +190,7 @@ impl Simulation<'_> {
         let process = &mut self.processes[worker];
         let now = process.local(self.now);
         match packet {
-            Packet::Reply { number, replies, server } => {
+            Packet::Reply { number, replies } => {
                 let Some(at) =
                     process.in_flight.iter().position(|request| request.number == number)
                 else {
@@ -200,7 +198,7 @@ impl Simulation<'_> {
                 };
                 let InFlight { parts, sent, .. } = process.in_flight.remove(at);
                 process.last_message_at = now;
-                process.clock.learn(sent, server, now);
+                process.answered = sent;
                 process.smoothed = (process.smoothed * 7 + now.saturating_since(sent)) / 8;
                 let round_trip = process.smoothed * 2;
                 for (part, reply) in parts.iter().zip(replies) {
@@ -219,9 +217,8 @@ impl Simulation<'_> {
                 self.send_all(worker);
             }
             Packet::WakeUp { thing, id, grant } => {
-                let grant = grant.and_then(|(held, granted_at)| {
-                    Some((held, process.clock.not_before(granted_at, now)?))
-                });
+                // The store granted it after it had replied to that request.
+                let grant = grant.map(|held| (held, process.answered));
                 self.with_core(worker, thing, |core, now| core.woken(id, grant, now));
             }
             Packet::Token { thing, after } => {
@@ -305,7 +302,7 @@ impl Simulation<'_> {
         let process = &mut self.processes[worker];
         process.connection = Some(connection);
         process.connected_at = self.now;
-        process.clock = ServerClock::default();
+        process.answered = process.local(self.now);
         process.last_arrival = [0; 2];
         process.last_message_at = process.local(self.now);
         process.silent = None;
