@@ -48,7 +48,7 @@ struct Use {
     id: AcquisitionId,
     weight: u32,
     queues: bool,
-    /// When the acquire must have ended.
+    /// When the acquire must have ended, until it is granted.
     limit: Option<Micros>,
 }
 
@@ -342,6 +342,8 @@ impl Simulation<'_> {
                 let slot = held.slot_number.map_or(0, std::num::NonZeroU32::get);
                 let (fence, granted) = (held.fence, self.now);
                 let permit = Permit { fence, slot, valid_until, granted };
+                // The time limit is that of the acquire.
+                let usage = Use { limit: None, ..usage };
                 self.processes[worker].users[user].doing = Doing::Granted(usage, permit);
                 // Usually the task of the user runs at once.
                 let rng = &mut self.processes[worker].rng;
