@@ -58,7 +58,9 @@ impl Simulation<'_> {
         if self.now < process.slow_until {
             latency += 20 * MILLISECOND + self.network.u64(0..150 * MILLISECOND);
         }
-        let at = (self.now + latency).max(process.last_arrival[to]).max(process.stalled_until);
+        // What is under way arrives when the stall ends, and this a moment later.
+        let stalled = process.stalled_until + 1;
+        let at = (self.now + latency).max(process.last_arrival[to]).max(stalled);
         process.last_arrival[to] = at;
         self.at(at, Event::Arrives { worker, connection, packet });
     }
