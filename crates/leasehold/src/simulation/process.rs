@@ -180,11 +180,6 @@ impl Process {
         self.cores[thing].as_mut()
     }
 
-    /// Whether a request of an earlier connection may have been applied in the seconds before this time.
-    pub(super) fn straggled_at(&self, now: Micros) -> bool {
-        self.straggles_until > 0 && now < self.straggles_until + 5 * SECOND
-    }
-
     /// Whether the process runs, and its connection has worked for this long.
     pub(super) fn is_settled(&self, now: Micros, since: Micros) -> bool {
         let is_up = self.connection.is_some() && self.silent != self.connection;

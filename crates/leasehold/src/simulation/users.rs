@@ -399,11 +399,9 @@ impl Simulation<'_> {
                 self.ends(worker, user, usage, how);
             }
             (Doing::ReleasingAgain(thing), Notice::Released { outcome, .. }) => {
-                // An enqueue of a lost connection may have been applied after the release. The client repeats the release
-                // about a second later, so until then this one may find the id again.
-                let may_be_back = self.processes[worker].straggled_at(self.now);
+                // An enqueue of a lost connection may have brought the id back after its release.
                 if let Ok(released) = outcome
-                    && !(released && may_be_back)
+                    && !(released && self.watch.brought_back.contains(&owner.id))
                 {
                     let name = THINGS[thing].name.to_owned();
                     self.note(worker, self.now, Noted::Stale { thing: name, released });

@@ -121,8 +121,13 @@ impl Simulation<'_> {
         from: ClientId,
         parts: &Arc<[Part]>,
     ) {
+        let process = &self.processes[worker];
+        let straggles = process.client == from && process.connection != Some(connection);
         let mut replies = Vec::new();
         for part in &**parts {
+            if straggles {
+                self.before_straggler(part.thing, &part.commands);
+            }
             replies.push(self.apply(part.thing, from, &part.commands));
         }
         let process = &mut self.processes[worker];
