@@ -114,13 +114,16 @@ impl Simulation<'_> {
                     }
                 }
                 self.relies_on_what_the_store_has(worker, thing);
-                // If a message about a waiter is lost, its client learns it with the next query. That is soon only for
-                // the first waiter of the client, and only unless an operator has removed it.
+                // If a message about a waiter is lost, or its place ends early because the clock was set, its client
+                // learns it with the next query. That is soon only for the first waiter of the client, and only unless
+                // an operator has removed it.
                 let (removed, lost) = (&self.store.removed, &self.watch.lost);
+                let ends_early = self.clock_was_set;
                 let mut waits = self.processes[worker].waits_for(thing);
                 let first = waits.iter().min().copied();
                 waits.retain(|id| {
-                    !removed.contains_key(id) && (Some(*id) == first || !lost.contains(id))
+                    let is_soon = Some(*id) == first || !ends_early && !lost.contains(id);
+                    is_soon && !removed.contains_key(id)
                 });
                 for id in waits {
                     if ids.binary_search(&id).is_err() && !self.processes[worker].mentions(id) {
