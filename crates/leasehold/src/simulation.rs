@@ -9,15 +9,15 @@
 //!
 //! - *Clients* run the shipped core ([`NameCore`](crate::client_core::NameCore)), several names each. Its timers fire at
 //!   their time, with the spread that ships. Around it, [`process`] sends as `engine/sender.rs` does: two requests in
-//!   flight and one more for renewals, with commands for several names each. The age of a wake-up is bounded by the
-//!   code of the store on Redis.
+//!   flight and one more for renewals, with commands for several names each. The age of a wake-up is bounded as
+//!   `backend/redis/socket.rs` does it.
 //! - *The store* runs the shipped machine. Wake-ups travel over the connection that carries the replies.
 //! - *The network* delays and loses messages, and cuts, stalls and silently drops connections. Over one connection, no
 //!   message overtakes another. With *stragglers*, requests of a lost connection are applied after those of the next.
 //! - *Processes* are stopped, and die. Sometimes the store notices late that a process has died, as if a forked copy
 //!   of it kept the connection open. The copy itself sends nothing.
-//! - *Clocks* of processes run up to one part in a hundred faster or slower than the store's, as the bound on the age
-//!   of a wake-up allows. The store's clock is set forward and back, as docs/guarantees.md allows.
+//! - *Clocks* of processes run up to one part in a hundred faster or slower than the store's, as the margin of a
+//!   validity allows. The store's clock is set forward and back, as docs/guarantees.md allows.
 //! - *Stores* restart with and without their data, freeze, and are replaced by a replica that lacks the last second.
 //! - *Users* acquire, try, cancel at any moment, hold, release, drop, and release ids a second time. *Operators* pause,
 //!   resume, resize, pin, set rates, and remove waiters by their ids.

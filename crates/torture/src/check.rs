@@ -169,6 +169,8 @@ struct Case<'a> {
     history: &'a History,
     ops: Vec<Op>,
     touched: Touched,
+    /// For each thing, the losses of data that may reset its fences.
+    resets: Vec<Vec<Fault>>,
     foreign: Vec<usize>,
 }
 
@@ -189,7 +191,9 @@ pub fn check(history: &History) -> Verdict {
         history.lives.iter().filter(|(life, _)| life.foreign).map(|(life, _)| life.worker);
     let foreign = foreign.collect();
     let touched = Touched::by(&history.faults, history.local, history.things.len());
-    let case = Case { history, ops, touched, foreign };
+    let things = 0..history.things.len();
+    let resets = things.map(|thing| exempt::resets(history, &ops, thing)).collect();
+    let case = Case { history, ops, touched, resets, foreign };
     count(&case, &mut verdict);
     for (at, _) in history.things.iter().enumerate() {
         limit::check(&case, at, &mut verdict);

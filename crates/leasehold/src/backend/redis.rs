@@ -11,7 +11,6 @@
 //! - [`scripts`]: the transitions, one Lua file each, and their typed calls.
 //! - [`locks`], [`pools`]: the same for locks and pools; [`lock_index`]: the index of lock ids, which the client
 //!   maintains in a cluster.
-//! - [`server_clock`]: bounds the age of a wake-up.
 //! - [`stats`]: reads holders, waiters and clients; [`stats_reader`]: the connections and the thread for such reads.
 //! - [`tls`]: the certificates that a TLS connection trusts.
 
@@ -42,7 +41,6 @@ mod request;
 mod resp;
 mod scripts;
 mod sentinel;
-pub(crate) mod server_clock;
 mod settings;
 mod slots;
 mod socket;
@@ -63,7 +61,6 @@ pub(crate) use settings::{Purpose, RedisSettings};
 use slots::{KeyTag, slot_of};
 use stats_reader::StatsReader;
 use topology::Topology;
-use value::Value;
 
 /// The lease of another program's member when we grant it a permit. It is that program's own default.
 const FOREIGN_HEARTBEAT: Span = Span::from_millis(180_000);
@@ -242,7 +239,7 @@ impl RemoteBackend for Redis {
             let answer = topology.call(slot, call).await?.0;
             let answer = scripts::decode(&[change], [(Form::Machine, 1, answer)])
                 .map_err(Error::internal)?;
-            match answer.0.outcomes[..] {
+            match answer.outcomes[..] {
                 [Outcome::LimitsChanged(changed)] => Ok(changed),
                 _ => Err(Error::internal(format!(
                     "unexpected answer to a change of limits: {answer:?}"

@@ -51,10 +51,12 @@ impl Simulation<'_> {
             Kind::RestartEmpty => {
                 self.goes_down(true);
                 self.store.restart_empty();
+                self.forget_removals();
             }
             Kind::PrimaryKilled => {
                 self.goes_down(true);
                 self.store.fail_over();
+                self.forget_removals();
             }
             Kind::Freeze => self.store.frozen_until = end,
             Kind::ClientKill => {
@@ -74,6 +76,19 @@ impl Simulation<'_> {
             _ => lasts,
         };
         self.at(self.now + lasts, Event::Ends(at));
+    }
+
+    /// The store has lost data. A client that has not learned yet that its waiter was removed takes it for lost with
+    /// the rest, and enqueues it again.
+    fn forget_removals(&mut self) {
+        let mut removed = std::mem::take(&mut self.store.removed);
+        removed.retain(|id, _| {
+            let waits = |process: &Process| {
+                (0..THINGS.len()).any(|thing| process.waits_for(thing).contains(id))
+            };
+            !self.processes.iter().any(waits)
+        });
+        self.store.removed = removed;
     }
 
     fn goes_down(&mut self, other: bool) {

@@ -8,7 +8,6 @@ use std::time::Duration;
 use super::store::{OPERATOR, rate};
 use super::users::{Owner, User};
 use super::*;
-use crate::backend::redis::server_clock::ServerClock;
 use crate::client_core::{Answered, NameCore, timing};
 use crate::clock::Moment;
 use crate::machine::Reply;
@@ -76,7 +75,8 @@ pub(super) struct Process {
     pub(super) connection: Option<u64>,
     was_connected: bool,
     to_another: bool,
-    clock: ServerClock,
+    /// When the last request that was answered over this connection was sent.
+    answered: Moment,
     last_message_at: Moment,
     smoothed: Duration,
     timer_at: Option<Micros>,
@@ -123,7 +123,7 @@ impl Process {
             connection: None,
             was_connected: false,
             to_another: false,
-            clock: ServerClock::default(),
+            answered: Moment::from_micros(0),
             last_message_at: Moment::from_micros(0),
             smoothed: Duration::from_millis(1),
             timer_at: None,
@@ -178,11 +178,6 @@ impl Process {
 
     pub(super) fn existing_core(&mut self, thing: usize) -> Option<&mut NameCore<Owner>> {
         self.cores[thing].as_mut()
-    }
-
-    /// Whether a request of an earlier connection may have been applied in the seconds before this time.
-    pub(super) fn straggled_at(&self, now: Micros) -> bool {
-        self.straggles_until > 0 && now < self.straggles_until + 5 * SECOND
     }
 
     /// Whether the process runs, and its connection has worked for this long.

@@ -77,8 +77,6 @@ impl Store {
     /// Loses all data.
     pub(super) fn restart_empty(&mut self) {
         self.machines = empty();
-        // A client that has missed the removal of its waiter takes it for lost with everything else.
-        self.removed.clear();
         self.copy = None;
     }
 
@@ -86,7 +84,6 @@ impl Store {
     pub(super) fn fail_over(&mut self) {
         if let Some(copy) = self.copy.take() {
             self.machines = copy;
-            self.removed.clear();
         }
     }
 

@@ -48,7 +48,7 @@ struct Use {
     id: AcquisitionId,
     weight: u32,
     queues: bool,
-    /// When the acquire must have ended.
+    /// When the acquire must have ended, until it is granted.
     limit: Option<Micros>,
 }
 
@@ -342,6 +342,8 @@ impl Simulation<'_> {
                 let slot = held.slot_number.map_or(0, std::num::NonZeroU32::get);
                 let (fence, granted) = (held.fence, self.now);
                 let permit = Permit { fence, slot, valid_until, granted };
+                // The time limit is that of the acquire.
+                let usage = Use { limit: None, ..usage };
                 self.processes[worker].users[user].doing = Doing::Granted(usage, permit);
                 // Usually the task of the user runs at once.
                 let rng = &mut self.processes[worker].rng;
@@ -397,11 +399,9 @@ impl Simulation<'_> {
                 self.ends(worker, user, usage, how);
             }
             (Doing::ReleasingAgain(thing), Notice::Released { outcome, .. }) => {
-                // An enqueue of a lost connection may have been applied after the release. The client repeats the release
-                // about a second later, so until then this one may find the id again.
-                let may_be_back = self.processes[worker].straggled_at(self.now);
+                // An enqueue of a lost connection may have brought the id back after its release.
                 if let Ok(released) = outcome
-                    && !(released && may_be_back)
+                    && !(released && self.watch.brought_back.contains(&owner.id))
                 {
                     let name = THINGS[thing].name.to_owned();
                     self.note(worker, self.now, Noted::Stale { thing: name, released });

@@ -21,6 +21,8 @@ pub(super) struct Watch {
     applied: BTreeSet<AcquisitionId>,
     /// Waiters about which a message was lost.
     pub(super) lost: BTreeSet<AcquisitionId>,
+    /// Ids that the store did not know any more when a request of a lost connection enqueued them.
+    pub(super) brought_back: BTreeSet<AcquisitionId>,
     /// Waiters that the store does not know, since when.
     unknown: BTreeMap<AcquisitionId, Micros>,
 }
@@ -29,12 +31,7 @@ impl Simulation<'_> {
     /// Checks a command before it is applied. Returns the permit or the place that its id has, which it must keep.
     pub(super) fn before(&mut self, thing: usize, command: &Command) -> Option<MemberView> {
         let Command::Enqueue { id, .. } = *command else { return None };
-        // A request of a lost connection may have been sent before the client learned of the removal.
-        let straggles = self
-            .ids
-            .get(&id)
-            .is_some_and(|&(worker, ..)| self.processes[worker].straggled_at(self.now));
-        if !straggles && self.store.removed.get(&id).is_some_and(|until| self.now < *until) {
+        if self.store.removed.get(&id).is_some_and(|until| self.now < *until) {
             let what = format!("{id} is enqueued again, although an operator has removed it");
             self.saw(Rule::Ownership, thing, what);
         }
@@ -51,6 +48,19 @@ impl Simulation<'_> {
         let now = self.store_time();
         let member = self.store.machines[thing].member(id)?;
         member.ends().is_none_or(|ends| now < ends).then_some(member)
+    }
+
+    /// Records what a request of a lost connection is about to undo: it may have been sent before the client learned
+    /// that an operator has removed the id, or before the client released it.
+    pub(super) fn before_straggler(&mut self, thing: usize, commands: &[Command]) {
+        for command in commands {
+            if let Command::Enqueue { id, .. } = *command
+                && self.store.machines[thing].member(id).is_none()
+            {
+                self.store.removed.remove(&id);
+                self.watch.brought_back.insert(id);
+            }
+        }
     }
 
     /// Checks the state of a name after a command.
@@ -104,13 +114,16 @@ impl Simulation<'_> {
                     }
                 }
                 self.relies_on_what_the_store_has(worker, thing);
-                // If a message about a waiter is lost, its client learns it with the next query. That is soon only for
-                // the first waiter of the client, and only unless an operator has removed it.
+                // If a message about a waiter is lost, or its place ends early because the clock was set, its client
+                // learns it with the next query. That is soon only for the first waiter of the client, and only unless
+                // an operator has removed it.
                 let (removed, lost) = (&self.store.removed, &self.watch.lost);
+                let ends_early = self.clock_was_set;
                 let mut waits = self.processes[worker].waits_for(thing);
                 let first = waits.iter().min().copied();
                 waits.retain(|id| {
-                    !removed.contains_key(id) && (Some(*id) == first || !lost.contains(id))
+                    let is_soon = Some(*id) == first || !ends_early && !lost.contains(id);
+                    is_soon && !removed.contains_key(id)
                 });
                 for id in waits {
                     if ids.binary_search(&id).is_err() && !self.processes[worker].mentions(id) {

@@ -25,8 +25,8 @@
 //! In a cluster, all of this applies only to the names of the node that failed.
 //!
 //! *Fences*: nothing is exempt, except that two fences are compared only if both were granted between the same two
-//! losses of data (`epoch`). The counter of a lock is lost with the store's data. The fences of permits then start at
-//! the clock, which may have been set back before.
+//! losses of data that reset them (`epoch`). The counter of a lock is lost with the store's data. The fences of permits
+//! then start at the clock, which may have been set back before the first grant that follows.
 
 use std::collections::BTreeMap;
 
@@ -183,17 +183,26 @@ fn is_clock(fault: &Fault) -> bool {
     matches!(fault.kind, Kind::ClockForward | Kind::ClockBack)
 }
 
+/// Returns the losses of data that may reset the fences of a thing.
+pub(super) fn resets(history: &History, ops: &[Op], thing: usize) -> Vec<Fault> {
+    let is_permit = history.things[thing].kind == plan::Kind::Semaphore;
+    let set_back = history.faults.iter().filter(|fault| fault.kind == Kind::ClockBack);
+    let set_back = set_back.map(|set| set.begin).min().unwrap_or(Micros::MAX);
+    // A grant between the loss and the first time that the clock was set back continued the old fences.
+    let continued = |loss: &Fault| {
+        let mut granted = ops.iter().filter(|op| op.thing == thing && op.requested > loss.end);
+        set_back == Micros::MAX
+            || granted.any(|op| op.granted.is_some_and(|granted| granted.at < set_back))
+    };
+    let losses = history.faults.iter().filter(|fault| fault.loses_data() && fault.concerns(thing));
+    losses.filter(|loss| !is_permit || !continued(loss)).copied().collect()
+}
+
 /// Returns the number of losses of data before this grant that reset its fences. `None` if that is not certain.
-pub(super) fn epoch(history: &History, op: &Op) -> Option<usize> {
-    let is_permit = op.of(history).kind == plan::Kind::Semaphore;
-    let mut set_back = history.faults.iter().filter(|fault| fault.kind == Kind::ClockBack);
-    let counts_from =
-        if is_permit { set_back.next().map_or(Micros::MAX, |set| set.begin) } else { 0 };
+pub(super) fn epoch(case: &Case<'_>, op: &Op) -> Option<usize> {
     let granted_at = op.granted?.at;
     let mut epoch = 0;
-    let costs =
-        |loss: &&Fault| loss.loses_data() && loss.end > counts_from && loss.concerns(op.thing);
-    for loss in history.faults.iter().filter(costs) {
+    for loss in &case.resets[op.thing] {
         if op.requested > loss.end {
             epoch += 1;
         } else if granted_at > loss.begin {

@@ -10,7 +10,7 @@ pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
     let name = case.history.things[thing].name;
     let mut epochs: HashMap<usize, Vec<(u64, &Op)>> = HashMap::new();
     for op in case.ops.iter().filter(|op| op.thing == thing) {
-        if let (Some(fence), Some(epoch)) = (op.fence(), epoch(case.history, op)) {
+        if let (Some(fence), Some(epoch)) = (op.fence(), epoch(case, op)) {
             epochs.entry(epoch).or_default().push((fence, op));
         }
     }

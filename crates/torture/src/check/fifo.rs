@@ -31,8 +31,8 @@ pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
         let first = waiters.partition_point(|((seen, _), _)| *seen + longest < later.requested);
         let before = waiters[first..].iter().take_while(|((seen, _), _)| *seen < later.requested);
         for &((seen, until), waiter) in before.filter(|((_, until), _)| *until > later.requested) {
-            let same = epoch(case.history, waiter)
-                .is_some_and(|waiter_epoch| epoch(case.history, later) == Some(waiter_epoch));
+            let same = epoch(case, waiter)
+                .is_some_and(|waiter_epoch| epoch(case, later) == Some(waiter_epoch));
             let by_fence = same && spec.capacity == 1;
             let overtook = overtaken(waiter, later, granted.at, by_fence);
             let calm = |until: Micros| {

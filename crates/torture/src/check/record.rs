@@ -38,8 +38,7 @@ pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
             verdict.found(Rule::Record, spec.name, op.requested, what);
         }
         if let Some((older, last)) = before {
-            let same = epoch(case.history, older) == epoch(case.history, op)
-                && epoch(case.history, op).is_some();
+            let same = epoch(case, older) == epoch(case, op) && epoch(case, op).is_some();
             if same && last.fence > write.fence {
                 let what = format!("{op} wrote after {older}, but has an older fence");
                 verdict.found(Rule::Record, spec.name, op.requested, what);
@@ -64,13 +63,13 @@ pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
 /// Checks that no other holder wrote between this holder's read and write without being stopped by a fence.
 fn changed(case: &Case<'_>, op: &Op, verdict: &mut Verdict) {
     for (at, version) in &op.conflicts {
-        let own_epoch = epoch(case.history, op);
+        let own_epoch = epoch(case, op);
         let writers = case.ops.iter().filter(|other| {
             other.thing == op.thing && other.writes.iter().any(|write| write.version == *version)
         });
         // After a loss of data, the fences of a lock do not distinguish new holders from old ones.
-        let lost = own_epoch.is_none()
-            || writers.clone().any(|other| epoch(case.history, other) != own_epoch);
+        let lost =
+            own_epoch.is_none() || writers.clone().any(|other| epoch(case, other) != own_epoch);
         if !lost {
             let who: Vec<_> = writers.map(ToString::to_string).collect();
             let what = format!("{op} would have overwritten the write of {}", who.join(" or "));
@@ -87,10 +86,10 @@ fn refused(case: &Case<'_>, op: &Op, verdict: &mut Verdict) {
             continue;
         }
         // The counter of a lock may have been reset since the newer one was granted.
-        let own_epoch = epoch(case.history, op);
+        let own_epoch = epoch(case, op);
         let newer = case.ops.iter().find(|other| {
             let reported = other.granted.is_some_and(|granted| granted.at <= *at);
-            let same = other.thing == op.thing && epoch(case.history, other) == own_epoch;
+            let same = other.thing == op.thing && epoch(case, other) == own_epoch;
             reported && same && other.fence() == Some(*floor)
         });
         if let (Some(newer), Some(_)) = (newer, own_epoch) {

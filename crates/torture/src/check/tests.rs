@@ -429,17 +429,23 @@ fn a_clock_that_is_set_forward_excuses_old_holders_for_a_lease() {
 
 #[test]
 fn fences_restart_if_data_are_lost_after_the_clock_was_set_back() {
-    let case = |faults: &[(Kind, Micros)]| {
+    let granted = |before: Option<Micros>, faults: &[(Kind, Micros)]| {
         let first = Record::default().held_by(1, 100, 200, 50);
-        let second = Record::default().held_by(1, 300, 400, 49);
+        let second =
+            before.map_or_else(Record::default, |at| Record::default().held_by(1, at, at + 1, 51));
+        let second = second.held_by(2, 300, 400, 49);
         let mut history = history(semaphore(1), vec![first, second]);
         let at = |(kind, at): &(Kind, Micros)| fault(*kind, Scope::Everybody, *at, at + 1);
         history.faults.extend(faults.iter().map(at));
         history
     };
+    let case = |faults: &[(Kind, Micros)]| granted(None, faults);
     assert_passes(&case(&[(Kind::ClockBack, 210), (Kind::RestartEmpty, 250)]));
     assert_finds(&case(&[(Kind::ClockBack, 210)]), &[Rule::Fence]);
-    assert_finds(&case(&[(Kind::RestartEmpty, 250), (Kind::ClockBack, 270)]), &[Rule::Fence]);
+    // A grant of the new store, before its clock was set back, continued the old fences.
+    let lost_first = [(Kind::RestartEmpty, 250), (Kind::ClockBack, 270)];
+    assert_passes(&granted(None, &lost_first));
+    assert_finds(&granted(Some(260), &lost_first), &[Rule::Fence]);
     assert_finds(&case(&[(Kind::ClockForward, 210), (Kind::RestartEmpty, 250)]), &[Rule::Fence]);
 }
 

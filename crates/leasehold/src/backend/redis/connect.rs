@@ -20,8 +20,8 @@ use super::command::RedisCommand;
 use super::connection::{Connection, Target};
 use super::errors::{RedisError, ServerError, translate, translate_server};
 use super::sentinel::Announced;
-use super::socket::{MOST_WAKE_UPS, Replies, Socket, Stream};
-use super::value::{Push, Value};
+use super::socket::{MOST_WAKE_UPS, Replies, Socket, Stream, WakeUp};
+use super::value::Value;
 use super::{RedisSettings, tls};
 use crate::backend::threads;
 use crate::url::{Endpoint, ServerSettings};
@@ -40,7 +40,7 @@ pub(super) struct OpenSocket {
     pub(super) socket: Arc<Socket>,
     /// The server that it leads to.
     pub(super) info: ServerSettings,
-    pub(super) wake_ups: mpsc::Receiver<Push>,
+    pub(super) wake_ups: mpsc::Receiver<WakeUp>,
     /// Receives the primaries that the sentinels announce, since before this connection was made.
     pub(super) announced: Option<Announced>,
     _reader: AbortOnDrop,

@@ -19,13 +19,12 @@ use super::connect::{Identity, OpenSocket, client_record, received};
 use super::errors::{RedisError, ServerError, translate, translate_server, within};
 use super::scripts::Scripts;
 use super::sentinel::{Sentinels, moved_from};
-use super::server_clock::ServerClock;
 use super::slots::slot_of;
-use super::socket::Socket;
+use super::socket::{Socket, WakeUp};
 use super::value::{Push, PushKind, Value};
 use crate::backend::{Destination, Event, Report};
 use crate::callbacks::event;
-use crate::clock::{Moment, Span, Time};
+use crate::clock::{Moment, Span};
 use crate::machine::Held;
 use crate::name::Name;
 use crate::url::ServerSettings;
@@ -73,8 +72,6 @@ enum ConnectionState {
 /// The socket that is in use.
 pub(super) struct CurrentSocket {
     socket: Arc<Socket>,
-    /// The clock of the server that the socket leads to. After reconnecting it may be another one.
-    pub(super) clock: ServerClock,
     /// In a cluster, the channels that the connection has subscribed to.
     channels: Mutex<HashSet<String>>,
 }
@@ -343,8 +340,8 @@ impl Connection {
         before: &mut Option<Identity>,
         report: &Report,
     ) {
-        let (socket, clock) = (open.socket.clone(), ServerClock::default());
-        let current = Arc::new(CurrentSocket { socket, clock, channels: Mutex::default() });
+        let socket = open.socket.clone();
+        let current = Arc::new(CurrentSocket { socket, channels: Mutex::default() });
         self.state.send_replace(ConnectionState::Up(current.clone()));
         let before = before.replace(open.identity.clone());
         let other = before.as_ref().is_some_and(|before| before.differs(&open.identity));
@@ -357,16 +354,16 @@ impl Connection {
         let writes_record = !matches!(self.target, Target::Node(_)) && !self.settings.only_reads();
         loop {
             tokio::select! {
-                push = open.wake_ups.recv() => match push {
-                    Some(Push { kind: PushKind::Message, data }) => {
-                        if let Some(event) = read_wake_up(&data, &current.clock) {
+                wake_up = open.wake_ups.recv() => match wake_up {
+                    Some(WakeUp { push: Push { kind: PushKind::Message, data }, not_before }) => {
+                        if let Some(event) = read_wake_up(&data, not_before) {
                             report(event);
                         }
                     }
                     // The connection was lost.
                     None => return,
                     // The slot of the channel has moved to another node.
-                    Some(Push { kind: PushKind::Unsubscribed, data }) => {
+                    Some(WakeUp { push: Push { kind: PushKind::Unsubscribed, data }, .. }) => {
                         if let Some(Value::Text(channel)) = data.first() {
                             let channel = String::from_utf8_lossy(channel);
                             current.channels().remove(&*channel);
@@ -394,7 +391,7 @@ impl Connection {
 /// claim the permit (0: ask first), name. If the fence is 0, there is no permit. Then a slot number of 1 means that another
 /// client has released this id. A slot number of 0 means that the first waiter waits for a token, and the last number
 /// is the time until the token comes.
-fn read_wake_up(data: &[Value], clock: &ServerClock) -> Option<Event> {
+fn read_wake_up(data: &[Value], not_before: Moment) -> Option<Event> {
     let [_, Value::Text(payload)] = data else { return None };
     let (id, name) = std::str::from_utf8(payload).ok()?.split_once(' ')?;
     if id == "lock" {
@@ -402,7 +399,7 @@ fn read_wake_up(data: &[Value], clock: &ServerClock) -> Option<Event> {
     }
     let mut fields = name.splitn(5, ' ');
     let mut number = || fields.next()?.parse::<u64>().ok();
-    let (granted_at, fence, slot_number, claim) = (number()?, number()?, number()?, number()?);
+    let (_granted_at, fence, slot_number, claim) = (number()?, number()?, number()?, number()?);
     if fence == 0 {
         let name = Name::new("name", fields.next()?).ok()?;
         if slot_number == 1 {
@@ -415,8 +412,6 @@ fn read_wake_up(data: &[Value], clock: &ServerClock) -> Option<Event> {
         fence: Fence::new(fence),
         valid_for: Some(Span::from_micros(claim)),
     };
-    let granted_at = clock.not_before(Time::from_micros(granted_at), Moment::now());
-    let granted_at = granted_at.filter(|_| claim > 0);
     let name = Name::new("name", fields.next()?).ok()?;
-    Some(Event::Granted(name, id.parse().ok()?, granted_at.map(|at| (held, at))))
+    Some(Event::Granted(name, id.parse().ok()?, (claim > 0).then_some((held, not_before))))
 }

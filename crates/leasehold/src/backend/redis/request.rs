@@ -13,7 +13,7 @@ use super::value::Value;
 use super::{Redis, connect, lock_index, pools, stats_reader};
 use crate::Error;
 use crate::backend::{Answer, Answers, BoxFuture, Destination, Part, RemoteBackend};
-use crate::clock::{Moment, Time};
+use crate::clock::Moment;
 use crate::machine::Command;
 use crate::machine::lock::{Acquired, LockOutcome};
 
@@ -108,20 +108,17 @@ impl Redis {
             let mut unapplied = unapplied.into_iter();
             let outcomes = replies.into_iter().map(|reply| match unapplied.next().flatten() {
                 None => CallOutcome::Answered(reply.map_err(|error| connection.translate(&error))),
-                Some(Unapplied::There(answer)) => CallOutcome::AnsweredElsewhere(answer),
+                Some(Unapplied::There(answer)) => CallOutcome::Answered(answer),
                 Some(Unapplied::Down(error)) => CallOutcome::Answered(Err(error)),
                 Some(Unapplied::NotNow(_)) => CallOutcome::NotNow,
                 Some(Unapplied::Elsewhere) => CallOutcome::Elsewhere,
             });
-            let mut reader = Reader { connection: &connection, locks: &locks, time: None };
+            let reader = Reader { connection: &connection, locks: &locks };
             let mut calls = served.into_iter().zip(outcomes).peekable();
             let mut answers: Answers = Vec::with_capacity(request.len());
             for (at, part) in request.iter().enumerate() {
                 let of_part = std::iter::from_fn(|| calls.next_if(|(to, _)| to.part() == at));
                 answers.push(reader.answer(part, of_part.collect()));
-            }
-            if let Some(time) = reader.time {
-                current.clock.learn(sent, time, Moment::now());
             }
             for (channel, error) in refused {
                 let error = connect::no_wake_ups(&channel, &error);
@@ -162,8 +159,6 @@ fn needs_wake_ups(answer: &Result<Answer, Error>) -> bool {
 /// How one call of a request ended.
 enum CallOutcome {
     Answered(Result<Value, Error>),
-    /// Another server has answered it.
-    AnsweredElsewhere(Result<Value, Error>),
     /// It was not applied.
     NotNow,
     Elsewhere,
@@ -173,24 +168,16 @@ enum CallOutcome {
 struct Reader<'a> {
     connection: &'a Connection,
     locks: &'a LockScripts,
-    /// The server's time, if a script returned it.
-    time: Option<Time>,
 }
 
 impl Reader<'_> {
-    fn answer(&mut self, part: &Part, calls: Vec<(Served, CallOutcome)>) -> Result<Answer, Error> {
-        let some_applied = calls.iter().any(|(_, outcome)| {
-            matches!(outcome, CallOutcome::Answered(_) | CallOutcome::AnsweredElsewhere(_))
-        });
-        let (mut values, mut knows_time) = (Vec::with_capacity(calls.len()), true);
+    fn answer(&self, part: &Part, calls: Vec<(Served, CallOutcome)>) -> Result<Answer, Error> {
+        let some_applied =
+            calls.iter().any(|(_, outcome)| matches!(outcome, CallOutcome::Answered(_)));
+        let mut values = Vec::with_capacity(calls.len());
         for (served, outcome) in calls {
             let value = match outcome {
                 CallOutcome::Answered(reply) => reply,
-                CallOutcome::AnsweredElsewhere(reply) => {
-                    // The time of the other server says nothing about the clock of this one.
-                    knows_time = false;
-                    reply
-                }
                 // The other calls of the part were applied. A small script that was not applied is as one that did not
                 // serve its case.
                 CallOutcome::NotNow | CallOutcome::Elsewhere if some_applied => Ok(Value::Nil),
@@ -208,9 +195,7 @@ impl Reader<'_> {
                     _ => Err(unexpected(&Value::Nil)),
                 };
                 let answers = values.into_iter().map(answer).collect::<Result<Vec<_>, Error>>()?;
-                let (reply, time) = scripts::decode(commands, answers).map_err(Error::internal)?;
-                self.time = time.filter(|_| knows_time).or(self.time);
-                Ok(Answer::Semaphore(reply))
+                scripts::decode(commands, answers).map(Answer::Semaphore).map_err(Error::internal)
             }
             Part::Lock(command) => {
                 let value = values.pop().map(|(_, value)| self.checked(value));

@@ -7,7 +7,7 @@ use super::command::RedisCommand;
 use super::slots::{channel_end, slot_of};
 use super::value::Value;
 use crate::backend::Slot;
-use crate::clock::{Span, Time};
+use crate::clock::Span;
 use crate::machine::Reply;
 use crate::machine::lock::TOLERANCE_MS;
 use crate::machine::{
@@ -273,7 +273,7 @@ impl Scripts {
 /// Whether [`Scripts::release_member`] found something to remove.
 pub(super) fn was_removed(answer: &Value) -> Result<bool, String> {
     match answer {
-        Value::Array(fields) => Ok(removed(fields.get(1).unwrap_or(&Value::Nil))? != Role::Nobody),
+        Value::Array(fields) => Ok(removed(fields.first().unwrap_or(&Value::Nil))? != Role::Nobody),
         other => Err(unexpected(other)),
     }
 }
@@ -499,13 +499,12 @@ fn add_limit_change(call: &mut RedisCommand, change: &LimitChange) {
     }
 }
 
-/// Decodes the answers to the calls for one name into one reply, and returns it with the server's time, if it was read. No
-/// tag and no sentinel value travels further inward.
+/// Decodes the answers to the calls for one name into one reply. No tag and no sentinel value travels further inward.
 pub(super) fn decode(
     commands: &[Command],
     answers: impl IntoIterator<Item = (Form, usize, Value)>,
-) -> Result<(Reply, Option<Time>), String> {
-    let mut decoder = Decoder { commands, reply: Reply::default(), time: None };
+) -> Result<Reply, String> {
+    let mut decoder = Decoder { commands, reply: Reply::default() };
     for (form, count, answer) in answers {
         let (group, rest) = decoder.commands.split_at(count.min(decoder.commands.len()));
         decoder.commands = rest;
@@ -520,14 +519,13 @@ pub(super) fn decode(
             fields.next().ok_or_else(|| "the answer of a script is incomplete".to_owned())
         })?;
     }
-    Ok((decoder.reply, decoder.time))
+    Ok(decoder.reply)
 }
 
 struct Decoder<'a> {
     /// The commands whose answers come next.
     commands: &'a [Command],
     reply: Reply,
-    time: Option<Time>,
 }
 
 impl Decoder<'_> {
@@ -541,7 +539,6 @@ impl Decoder<'_> {
         match form {
             Form::Machine => self.machine(group, next),
             Form::Acquire => {
-                self.time(next()?)?;
                 self.outlook(&next()?)?;
                 let first: u64 = next()?.read()?;
                 for (fence, command) in (first..).zip(group) {
@@ -560,7 +557,6 @@ impl Decoder<'_> {
                 }
                 let Ok(delay) = next() else { return Ok(()) };
                 self.reply.next_expiry = span(delay)?;
-                self.time(next()?)?;
                 self.granted(next)
             }
             Form::Renew => {
@@ -576,7 +572,7 @@ impl Decoder<'_> {
                 self.reply.outcomes.push(Outcome::Waiting { ahead });
                 self.reply.next_expiry = span(next()?)?;
                 self.reply.outlook = Some(Outlook::Queue);
-                self.time(next()?)
+                Ok(())
             }
         }
     }
@@ -586,7 +582,6 @@ impl Decoder<'_> {
         group: &[Command],
         next: &mut impl FnMut() -> Result<Value, String>,
     ) -> Result<(), String> {
-        self.time(next()?)?;
         for command in group {
             let outcome = match command {
                 Command::Sweep => Outcome::Swept,
@@ -618,11 +613,6 @@ impl Decoder<'_> {
 
     fn held(&mut self, held: Held) {
         self.reply.outcomes.push(Outcome::Held(held));
-    }
-
-    fn time(&mut self, micros: Value) -> Result<(), String> {
-        self.time = Some(Time::from_micros(micros.read()?));
-        Ok(())
     }
 
     fn outlook(&mut self, outlook: &Value) -> Result<(), String> {

@@ -23,6 +23,7 @@ use super::command::RedisCommand;
 use super::connect::{AbortOnDrop, Identity, OpenSocket};
 use super::connection::Connection;
 use super::errors::{RedisError, translate, within};
+use super::socket::WakeUp;
 use super::value::{PushKind, Value};
 use crate::callbacks::event;
 use crate::url::{SentinelSettings, ServerSettings};
@@ -243,7 +244,7 @@ impl Sentinels {
     }
 
     async fn follow(&self, sentinel: &ServerSettings, socket: &mut OpenSocket) {
-        while let Some(push) = socket.wake_ups.recv().await {
+        while let Some(WakeUp { push, .. }) = socket.wake_ups.recv().await {
             if push.kind != PushKind::Message {
                 continue;
             }

@@ -27,6 +27,7 @@ use super::command::{RedisCommand, pack};
 use super::errors::RedisError;
 use super::resp::{self, Decoder};
 use super::value::{Push, PushKind, Value};
+use crate::clock::Moment;
 
 /// The initial size of the read buffer.
 const BUFFER: usize = 16 * 1024;
@@ -39,6 +40,13 @@ const LARGEST_REPLIES: usize = 2 * resp::LARGEST_REPLY;
 
 /// How many wake-ups may wait to be handled. If there are more, reading stops until some are handled.
 pub(super) const MOST_WAKE_UPS: usize = 4096;
+
+/// A push of the server, and a moment before which the server did not send it. The server sent it after it had replied
+/// to a request that was sent at that moment.
+pub(super) struct WakeUp {
+    pub(super) push: Push,
+    pub(super) not_before: Moment,
+}
 
 /// The replies to one request, or the error. A closed channel means that the connection was lost.
 pub(super) type Replies = oneshot::Receiver<Result<Vec<Value>, RedisError>>;
@@ -64,6 +72,8 @@ struct SocketState {
     /// Bytes that the socket has not taken yet. Over TLS the session buffers them instead.
     unsent: Vec<u8>,
     unanswered: VecDeque<Unanswered>,
+    /// When the last request that was answered was sent. Before the first answer, when the socket was opened.
+    answered: Moment,
     /// The waker of the reading task.
     reader: Option<Waker>,
     /// Why writing failed.
@@ -74,6 +84,8 @@ struct SocketState {
 
 struct Unanswered {
     sent: Instant,
+    /// The same, by a clock that also runs in suspend.
+    sent_at: Moment,
     /// The number of replies to this request.
     expects: usize,
     replies: Vec<Value>,
@@ -93,6 +105,7 @@ impl Socket {
             session,
             unsent: Vec::new(),
             unanswered: VecDeque::new(),
+            answered: Moment::now(),
             reader: None,
             failed: None,
             ended: None,
@@ -110,6 +123,7 @@ impl Socket {
         }
         let unanswered = Unanswered {
             sent: Instant::now(),
+            sent_at: Moment::now(),
             expects,
             replies: Vec::with_capacity(expects),
             size: 0,
@@ -135,7 +149,7 @@ impl Socket {
 
     /// Reads until the connection is lost or suspect, a request is not answered in time, or the server violates the
     /// protocol or a limit. Wake-ups go to `wake_ups`.
-    pub(super) async fn read(&self, answer_timeout: Duration, wake_ups: &mpsc::Sender<Push>) {
+    pub(super) async fn read(&self, answer_timeout: Duration, wake_ups: &mpsc::Sender<WakeUp>) {
         let error = tokio::select! {
             biased;
             error = self.read_all(wake_ups) => error,
@@ -183,7 +197,7 @@ impl Socket {
         }
     }
 
-    async fn read_all(&self, wake_ups: &mpsc::Sender<Push>) -> RedisError {
+    async fn read_all(&self, wake_ups: &mpsc::Sender<WakeUp>) -> RedisError {
         let decoder = Decoder::default();
         let mut received = Received { bytes: vec![0; BUFFER], start: 0, end: 0, decoder };
         let mut unyielded = 0;
@@ -200,7 +214,7 @@ impl Socket {
                 match received.next().map(|next| next.map(|next| self.deliver(next))) {
                     Ok(Some(Ok(None))) => {}
                     // If too many wake-ups wait, this waits for the task that handles them.
-                    Ok(Some(Ok(Some(push)))) => _ = wake_ups.send(push).await,
+                    Ok(Some(Ok(Some(wake_up)))) => _ = wake_ups.send(wake_up).await,
                     Ok(None) => break,
                     Ok(Some(Err(error))) | Err(error) => return error,
                 }
@@ -250,11 +264,14 @@ impl Socket {
     }
 
     /// Delivers a reply of this size. Returns it if it is a wake-up.
-    fn deliver(&self, (value, size): (Value, usize)) -> Result<Option<Push>, RedisError> {
+    fn deliver(&self, (value, size): (Value, usize)) -> Result<Option<WakeUp>, RedisError> {
         let value = match value {
             // The reply to a subscription is a push, too. An unsubscription is never a reply: nothing here
             // unsubscribes, and the server ends subscriptions by itself when a slot moves.
-            Value::Push(push) if push.kind != PushKind::Subscribed => return Ok(Some(push)),
+            Value::Push(push) if push.kind != PushKind::Subscribed => {
+                let not_before = self.state().answered;
+                return Ok(Some(WakeUp { push, not_before }));
+            }
             value => value,
         };
         let mut state = self.state();
@@ -276,6 +293,7 @@ impl Socket {
         if first.replies.len() == first.expects
             && let Some(request) = state.unanswered.pop_front()
         {
+            state.answered = request.sent_at;
             drop(state);
             let _ = request.answer.send(Ok(request.replies));
         }
@@ -443,5 +461,53 @@ impl Write for &Stream {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_wake_up_is_not_older_than_the_request_that_was_answered_before_it() {
+        const WAKE_UP: &[u8] = b">3\r\n+message\r\n+channel\r\n+text\r\n";
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let stream = CloseOnFork::open(|| std::net::TcpStream::connect(address)).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let stream = stream.try_map(TcpStream::from_std).unwrap();
+        let (mut server, _) = listener.accept().await.unwrap();
+        let opened_after = Moment::now();
+        let socket = Arc::new(Socket::new(Stream::Tcp(stream), None));
+        let (push, mut wake_ups) = mpsc::channel(1);
+        let reading = socket.clone();
+        tokio::spawn(async move { reading.read(Duration::from_secs(60), &push).await });
+
+        server.write_all(WAKE_UP).await.unwrap();
+        let opened = wake_ups.recv().await.unwrap().not_before;
+        assert!(opened_after <= opened);
+
+        let later = || Duration::from_millis(2);
+        tokio::time::sleep(later()).await;
+        let before_first = Moment::now();
+        let first = socket.send(&[RedisCommand::new("PING"), RedisCommand::new("PING")]);
+        let after_first = Moment::now();
+        server.read_exact(&mut [0; 28]).await.unwrap();
+        // Neither a request that is under way nor half of an answer counts.
+        server.write_all(&[WAKE_UP, b"+PONG\r\n", WAKE_UP].concat()).await.unwrap();
+        assert_eq!(wake_ups.recv().await.unwrap().not_before, opened);
+        assert_eq!(wake_ups.recv().await.unwrap().not_before, opened);
+
+        tokio::time::sleep(later()).await;
+        let _second = socket.send(&[RedisCommand::new("PING")]);
+        server.write_all(&[b"+PONG\r\n", WAKE_UP].concat()).await.unwrap();
+        let not_before = wake_ups.recv().await.unwrap().not_before;
+        assert!((before_first..=after_first).contains(&not_before));
+        assert!(first.await.unwrap().is_ok());
     }
 }

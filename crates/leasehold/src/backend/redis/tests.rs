@@ -470,7 +470,7 @@ impl Both {
             knows_expiry = form != Form::Renew;
             answers.push((form, count, answer));
         }
-        let (mut answer, _) = decode(commands, answers).unwrap();
+        let mut answer = decode(commands, answers).unwrap();
         if !knows_expiry {
             answer.next_expiry = expected.next_expiry;
         }
@@ -844,7 +844,7 @@ fn very_many_expired_holders_are_removed_in_parts() {
         let answer = query(&call, &mut both.connection);
         let held: usize = redis::cmd("ZCARD").arg(key("main")).query(&mut both.connection).unwrap();
         let answer = [(Form::Machine, commands.len(), answer)];
-        (decode(commands, answer).unwrap().0, held)
+        (decode(commands, answer).unwrap(), held)
     };
     let (reply, mut left) = apply(&[enqueue]);
     assert!(matches!(reply.outcomes[..], [Outcome::Waiting { .. }]), "{:?}", reply.outcomes);

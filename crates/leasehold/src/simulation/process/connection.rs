@@ -20,13 +20,12 @@ pub(in crate::simulation) enum Packet {
     Reply {
         number: u64,
         replies: Vec<Reply>,
-        server: Time,
     },
     /// Under a rate, a wake-up says nothing about the permit.
     WakeUp {
         thing: usize,
         id: AcquisitionId,
-        grant: Option<(Held, Time)>,
+        grant: Option<Held>,
     },
     Token {
         thing: usize,
@@ -59,7 +58,9 @@ impl Simulation<'_> {
         if self.now < process.slow_until {
             latency += 20 * MILLISECOND + self.network.u64(0..150 * MILLISECOND);
         }
-        let at = (self.now + latency).max(process.last_arrival[to]).max(process.stalled_until);
+        // What is under way arrives when the stall ends, and this a moment later.
+        let stalled = process.stalled_until + 1;
+        let at = (self.now + latency).max(process.last_arrival[to]).max(stalled);
         process.last_arrival[to] = at;
         self.at(at, Event::Arrives { worker, connection, packet });
     }
@@ -120,9 +121,13 @@ impl Simulation<'_> {
         from: ClientId,
         parts: &Arc<[Part]>,
     ) {
-        let server = self.store_time();
+        let process = &self.processes[worker];
+        let straggles = process.client == from && process.connection != Some(connection);
         let mut replies = Vec::new();
         for part in &**parts {
+            if straggles {
+                self.before_straggler(part.thing, &part.commands);
+            }
             replies.push(self.apply(part.thing, from, &part.commands));
         }
         let process = &mut self.processes[worker];
@@ -132,7 +137,7 @@ impl Simulation<'_> {
         if std::mem::take(&mut process.loses_reply) {
             return self.lose_connection(worker);
         }
-        self.transmit(worker, connection, 1, Packet::Reply { number, replies, server });
+        self.transmit(worker, connection, 1, Packet::Reply { number, replies });
     }
 
     /// Applies commands at the store, and sends the wake-ups.
@@ -162,7 +167,7 @@ impl Simulation<'_> {
         }
         let rated = self.store.machines[thing].limits().meter().is_some();
         for (id, held) in applied.woken {
-            let grant = (!rated).then_some((held, now));
+            let grant = (!rated).then_some(held);
             self.publish(id.client(), Packet::WakeUp { thing, id, grant });
         }
         if let Some((client, after)) = self.store.token(thing, now)
@@ -192,7 +197,7 @@ impl Simulation<'_> {
         let process = &mut self.processes[worker];
         let now = process.local(self.now);
         match packet {
-            Packet::Reply { number, replies, server } => {
+            Packet::Reply { number, replies } => {
                 let Some(at) =
                     process.in_flight.iter().position(|request| request.number == number)
                 else {
@@ -200,7 +205,7 @@ impl Simulation<'_> {
                 };
                 let InFlight { parts, sent, .. } = process.in_flight.remove(at);
                 process.last_message_at = now;
-                process.clock.learn(sent, server, now);
+                process.answered = sent;
                 process.smoothed = (process.smoothed * 7 + now.saturating_since(sent)) / 8;
                 let round_trip = process.smoothed * 2;
                 for (part, reply) in parts.iter().zip(replies) {
@@ -219,9 +224,8 @@ impl Simulation<'_> {
                 self.send_all(worker);
             }
             Packet::WakeUp { thing, id, grant } => {
-                let grant = grant.and_then(|(held, granted_at)| {
-                    Some((held, process.clock.not_before(granted_at, now)?))
-                });
+                // The store granted it after it had replied to that request.
+                let grant = grant.map(|held| (held, process.answered));
                 self.with_core(worker, thing, |core, now| core.woken(id, grant, now));
             }
             Packet::Token { thing, after } => {
@@ -305,7 +309,7 @@ impl Simulation<'_> {
         let process = &mut self.processes[worker];
         process.connection = Some(connection);
         process.connected_at = self.now;
-        process.clock = ServerClock::default();
+        process.answered = process.local(self.now);
         process.last_arrival = [0; 2];
         process.last_message_at = process.local(self.now);
         process.silent = None;

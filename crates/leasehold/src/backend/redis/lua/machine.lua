@@ -32,10 +32,9 @@
 -- {ns}:acquisition_notification:{id} of members of other programs, or of ours that such a program has granted a permit.
 -- In a cluster these lists are in other slots, unless the namespace has a hash tag. Without one, their members cannot
 -- be notified, and are passed over.
--- Result  one flat list: the server's time in microseconds; for each id its outcome, as the transition says; the delay
---         until the next expiry (-1: none); the outlook (see `outlook`); the delay until the next token, if the first
---         waiter is the sender's and waits only for a token; for each waiter of the sender that was granted a permit its
---         id, slot number, fence and valid_for
+-- Result  one flat list: for each id its outcome, as the transition says; the delay until the next expiry (-1: none); the
+--         outlook (see `outlook`); the delay until the next token, if the first waiter is the sender's and waits only for
+--         a token; for each waiter of the sender that was granted a permit its id, slot number, fence and valid_for
 --
 -- Lua does not roll back, so everything is read before anything is written. A key of the wrong type ends the work before
 -- anything has changed.
@@ -119,7 +118,7 @@ local alone
 local seen_at
 -- The values to write, gathered so that each key is written once; and the answer.
 local main, ttls, infos, max, waiting, alive = {}, {}, {}
-local outcomes, granted = { NOW }, {}
+local outcomes, granted = {}, {}
 -- The place of the waiter that was enqueued last.
 local place
 -- The clients that could not be notified of a permit, by the prefix of their ids. Their waiters keep their places.

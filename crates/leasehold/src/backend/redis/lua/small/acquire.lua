@@ -16,8 +16,8 @@
 --         4 ttl        in microseconds; "-": none
 --         5 label
 --         6 ids        from here on
--- Result  three: the server's time, "room" or "full" from now on, the fence of the first id. The next ids have the next
---         fences. False if nothing was done
+-- Result  two: "room" or "full" from now on, and the fence of the first id. The next ids have the next fences. False if
+--         nothing was done
 local call, try, KEYS, ARGV = redis.call, redis.pcall, KEYS, ARGV
 local main, ttls, info = KEYS[1], KEYS[2], KEYS[6]
 local new, held = #ARGV - 5, 0
@@ -103,4 +103,4 @@ if ttl then
   wanted = math.ceil(ttl / 1000) + 10000
   if call('PTTL', ttls) < wanted - 5000 then call('PEXPIRE', ttls, wanted) end
 end
-return { now, held + new < units and 'room' or 'full', fence }
+return { held + new < units and 'room' or 'full', fence }

@@ -12,7 +12,7 @@
 --         8 foreign
 -- ARGV    1 heartbeat  in microseconds
 --         2 id
--- Result  three: the waiters ahead, the delay until the next expiry, the server's time. False if nothing was done
+-- Result  two: the waiters ahead, and the delay until the next expiry. False if nothing was done
 local call, try, KEYS, ARGV = redis.call, redis.pcall, KEYS, ARGV
 local waiting, main, alive, info, id = KEYS[1], KEYS[2], KEYS[5], KEYS[6], ARGV[2]
 local rank = try('ZRANK', waiting, id)
@@ -51,4 +51,4 @@ for _, key in ipairs({ waiting, alive, info }) do
 end
 local head = call('ZSCORE', alive, rank == 0 and id or call('ZRANGE', waiting, 0, 0)[1])
 if head then expiry = math.min(expiry, micros(head)) end
-return { rank, math.max(expiry - now, 1), now }
+return { rank, math.max(expiry - now, 1) }

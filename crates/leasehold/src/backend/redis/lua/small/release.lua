@@ -23,8 +23,8 @@
 --         and always
 --         6 ids             from here on
 -- Result  "room" if nobody waits from now on, else "queue"; and for each id 1 if it held, else 0. If somebody waited,
---         these follow: the delay until the next expiry (-1: nobody waits), the server's time, and for each waiter of the
---         sender that was granted a permit its id, 0, its fence and valid_for. False if nothing was done
+--         these follow: the delay until the next expiry (-1: nobody waits), and for each waiter of the sender that was
+--         granted a permit its id, 0, its fence and valid_for. False if nothing was done
 local call, try, KEYS, ARGV = redis.call, redis.pcall, KEYS, ARGV
 local waiting, info, main, ttls = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local ids = KEYS[5] and 6 or 1
@@ -129,6 +129,6 @@ if grants > 0 then
 end
 if not next_head then result[1], expiry = 'full', math.huge end
 local n = released + 1
-result[n + 1], result[n + 2] = expiry < math.huge and math.max(expiry - now, 1) or -1, now
-for i = 1, #granted do result[n + 2 + i] = granted[i] end
+result[n + 1] = expiry < math.huge and math.max(expiry - now, 1) or -1
+for i = 1, #granted do result[n + 1 + i] = granted[i] end
 return result
