@@ -21,7 +21,7 @@ class InvalidArgument(Error, ValueError):
     """An argument is invalid. Nothing was changed. Correct the call."""
 
     #: The name of the argument, if it is known.
-    what: str | None = None
+    argument: str | None = None
 
 
 class ForeignData(Error, ValueError):

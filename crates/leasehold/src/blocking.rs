@@ -271,7 +271,7 @@ impl AcquireLease {
 fn in_a_runtime() -> Error {
     let what = "this thread belongs to a Tokio runtime, and blocking it would stop its tasks: \
                 await the future, or wait in spawn_blocking inside leasehold::blocking::allow";
-    Error::WrongThread { what: what.to_owned() }
+    Error::WrongThread { problem: what.to_owned() }
 }
 
 /// Polls the future on this thread, and parks the thread while the future is pending.

@@ -262,7 +262,7 @@ impl Core {
         if *started != std::process::id() {
             let what = "this process was forked from the process that opened the client: \
                         open another client after the fork";
-            return Some(Error::Stopped { what: what.to_owned() });
+            return Some(Error::Stopped { problem: what.to_owned() });
         }
         match self.thread.get() {
             Some(Err(error)) => Some(error.clone()),

@@ -421,7 +421,7 @@ impl LockSpec {
                 limit,
                 held: None,
                 capacity: None,
-                next_start: None,
+                next_token: None,
             }
         };
         let (mut retried, mut again_at, mut last, mut until) = (0, None, false, give_up_at);

@@ -469,7 +469,7 @@ impl PoolSpec {
                     limit: limit.min(so_far),
                     held: Some(u32::try_from(held).unwrap_or(u32::MAX)),
                     capacity: Some(self.capacity),
-                    next_start: None,
+                    next_token: None,
                 });
             }
             let pause = self.retry.pause(nth).min(limit.saturating_sub(so_far));

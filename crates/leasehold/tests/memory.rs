@@ -178,7 +178,7 @@ mod idle {
     #[test]
     fn an_idle_time_of_zero_is_refused() {
         let error = Client::memory_builder().idle(Duration::ZERO).build().unwrap_err();
-        assert!(matches!(error, Error::InvalidArgument { what: "idle", .. }), "{error}");
+        assert!(matches!(error, Error::InvalidArgument { argument: "idle", .. }), "{error}");
     }
 }
 

@@ -252,8 +252,8 @@ async fn acquire(
             let why = reason.unwrap_or_else(|_| Err(store.silent_for(REASON_WITHIN)))?;
             let why = why.map(|why| format!(": {why}")).unwrap_or_default();
             // The reason names the rate, and what to do at a shell.
-            if let Error::TimedOut { next_start, .. } = &mut error {
-                *next_start = None;
+            if let Error::TimedOut { next_token, .. } = &mut error {
+                *next_token = None;
             }
             Err(taken(code, verbose, &(limit.named_in(error) + &why)))
         }

@@ -113,7 +113,7 @@ impl RedisBuilder {
     /// // An invalid certificate is rejected before the client connects.
     /// let builder = Client::redis_builder("rediss://redis.internal").ca_certificate("our own");
     /// let error = builder.open().await.unwrap_err();
-    /// assert!(matches!(error, Error::InvalidArgument { what: "ca_certificate", .. }));
+    /// assert!(matches!(error, Error::InvalidArgument { argument: "ca_certificate", .. }));
     /// # }
     /// ```
     pub fn ca_certificate(mut self, pem: impl Into<Vec<u8>>) -> Self {

@@ -281,7 +281,7 @@ mod tests {
             limit,
             held: None,
             capacity: None,
-            next_start: None,
+            next_token: None,
         };
         for (error, code) in [
             (Error::invalid("key", ""), "InvalidArgument"),
@@ -290,7 +290,7 @@ mod tests {
             (Error::InUse { name: name(), held: 1, waiting: 0 }, "InvalidArgument"),
             (Error::Unknown { name: name() }, "InvalidArgument"),
             (Error::TooHeavy { name: name(), weight: 2, capacity: 1 }, "InvalidArgument"),
-            (Error::WrongThread { what: what() }, "InvalidArgument"),
+            (Error::WrongThread { problem: what() }, "InvalidArgument"),
             (timed_out, "AcquisitionTimeout"),
             (Error::NotDrained { name: name(), limit }, "AcquisitionTimeout"),
             (Error::Cancelled { name: name(), id: what() }, "Aborted"),
@@ -298,10 +298,10 @@ mod tests {
             (Error::Closed, "Aborted"),
             (Error::unavailable("", true, None), "NetworkTimeout"),
             (Error::unavailable("", false, None), "ServiceUnavailable"),
-            (Error::Stopped { what: what() }, "ServiceUnavailable"),
-            (Error::NoRoom { what: what() }, "ServiceUnavailable"),
-            (Error::Unusable { what: what() }, "ServiceUnavailable"),
-            (Error::Denied { what: what() }, "AuthFailed"),
+            (Error::Stopped { problem: what() }, "ServiceUnavailable"),
+            (Error::NoRoom { problem: what() }, "ServiceUnavailable"),
+            (Error::Unusable { problem: what() }, "ServiceUnavailable"),
+            (Error::Denied { problem: what() }, "AuthFailed"),
             (Error::internal(""), "Internal"),
         ] {
             assert_eq!(ErrorCode::from(&error).to_string(), code, "{error:?}");

@@ -269,7 +269,7 @@ fn hidden(outcome: &Outcome) -> Outcome {
                 *name = hash(name);
                 HIDDEN.clone_into(problem);
             }
-            Error::InvalidArgument { problem: text, .. } | Error::Internal { what: text } => {
+            Error::InvalidArgument { problem: text, .. } | Error::Internal { problem: text } => {
                 HIDDEN.clone_into(text);
             }
             Error::Closed

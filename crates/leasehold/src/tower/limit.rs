@@ -62,7 +62,7 @@ fn full(name: &str) -> Error {
         limit: Duration::ZERO,
         held: None,
         capacity: None,
-        next_start: None,
+        next_token: None,
     }
 }
 

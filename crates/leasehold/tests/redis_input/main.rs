@@ -177,7 +177,7 @@ async fn urls_that_do_not_parse_are_refused_without_being_repeated() {
         let begun = Instant::now();
         let error = refused(&url).await;
         assert!(
-            matches!(error, Error::InvalidArgument { what: "store", .. }),
+            matches!(error, Error::InvalidArgument { argument: "store", .. }),
             "{url:?}: {error:?}"
         );
         assert!(error.to_string().contains("redis://"), "{error}");

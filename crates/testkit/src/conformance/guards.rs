@@ -272,7 +272,7 @@ pub async fn an_acquire_ends_at_its_limit(store: &impl Store) {
         assert!(matches!(error, Error::TimedOut { limit: SHORT, .. }), "{error:?}");
         assert!(begun.elapsed() >= SHORT);
         let error = deadline(there.acquire(Some(Duration::ZERO))).await.unwrap_err();
-        assert!(matches!(error, Error::InvalidArgument { what: "within", .. }), "{error:?}");
+        assert!(matches!(error, Error::InvalidArgument { argument: "within", .. }), "{error:?}");
         assert!(deadline(guard.release()).await.unwrap());
         drop(deadline(there.acquire(Some(SHORT))).await.unwrap());
     }

@@ -54,7 +54,10 @@ pub async fn pools_that_have_members_are_listed(store: &impl Store) {
     assert_eq!(deadline(pools.lookup(&names[2])).await.unwrap(), None, "it has no members");
     for name in ["", "holders:a", "a\nb"] {
         let error = deadline(pools.lookup(name)).await.unwrap_err();
-        assert!(matches!(error, Error::InvalidArgument { what: "name", .. }), "{name:?}: {error}");
+        assert!(
+            matches!(error, Error::InvalidArgument { argument: "name", .. }),
+            "{name:?}: {error}"
+        );
     }
     for member in &ours[0].members {
         assert!(member.silent_for < Duration::from_secs(30), "{member:?}");

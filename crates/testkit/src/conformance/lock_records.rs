@@ -255,8 +255,8 @@ pub async fn a_panic_of_an_observer_has_no_effect(store: &impl Store) {
 #[track_caller]
 fn assert_refused<T>(result: Result<T, Error>, argument: &str, words: &[&str]) {
     let error = result.err().expect("it is refused");
-    let Error::InvalidArgument { what, problem, .. } = error else { panic!("{error}") };
-    assert_eq!(what, argument, "{problem}");
+    let Error::InvalidArgument { argument: found, problem, .. } = error else { panic!("{error}") };
+    assert_eq!(found, argument, "{problem}");
     for word in words {
         assert!(problem.contains(word), "{word:?} is not in {problem:?}");
     }

@@ -125,7 +125,7 @@ pub async fn statistics_of_given_names_list_no_others(store: &impl Store) {
     assert_eq!(only(&[]).await, [""; 0]);
 
     let error = deadline(client.stats().names([""])).await.unwrap_err();
-    assert!(matches!(error, Error::InvalidArgument { what: "name", .. }), "{error}");
+    assert!(matches!(error, Error::InvalidArgument { argument: "name", .. }), "{error}");
 }
 
 pub async fn statistics_list_all_names_in_use(store: &impl Store) {
