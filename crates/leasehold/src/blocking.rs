@@ -54,7 +54,8 @@ use std::thread::{self, Thread};
 use tokio::runtime::Handle;
 
 use crate::{
-    Acquire, AcquireLease, AcquireLock, Error, Lock, LockGuard, Permit, Pool, PoolLease, Semaphore,
+    Acquire, AcquireLock, AcquirePoolLease, Error, Lock, LockGuard, Permit, Pool, PoolLease,
+    Semaphore,
 };
 
 /// Waits for a future of this library on a thread without a runtime.
@@ -249,8 +250,8 @@ impl Pool {
     }
 }
 
-impl AcquireLease {
-    /// Acquires a lease, blocks the thread until one is free, and runs `work` under it: [`Pool::blocking_with`] for an
+impl AcquirePoolLease {
+    /// Acquires a pool lease, blocks the thread until one is free, and runs `work` under it: [`Pool::blocking_with`] for an
     /// acquire that has its own time limit.
     ///
     /// # Errors

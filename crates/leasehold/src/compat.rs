@@ -11,3 +11,11 @@
 pub mod asyncio_advanced_semaphores;
 pub mod lua_pool;
 pub mod sync_guard;
+
+use crate::guard::Sealed;
+
+impl Sealed for crate::SemaphoreBuilder {}
+impl Sealed for crate::LockBuilder {}
+impl Sealed for crate::Locks {}
+#[cfg(feature = "redis")]
+impl Sealed for crate::RedisBuilder {}

@@ -146,7 +146,7 @@ pub enum Error {
         /// The id of the permit or lease in the store.
         ///
         /// For a lock, a hash of its id: see
-        /// [`LockInfo::lock_id_hash`](crate::LockInfo::lock_id_hash).
+        /// [`LockInfo::id_hash`](crate::LockInfo::id_hash).
         id: String,
         /// Why it was lost.
         reason: LossReason,
@@ -343,10 +343,9 @@ pub enum LossReason {
     NotRenewed,
     /// The store no longer has it.
     ///
-    /// Another client or an operator released it by its id, it expired there, or the store lost its data. A lock or a
-    /// pool lease that its own client released by its id is lost with this reason, too.
+    /// Another client or an operator released it by its id, it expired there, or the store lost its data.
     Missing,
-    /// Its guard was released, dropped or detached; or it is a permit, and this client released it by its id.
+    /// Its guard was released, dropped or detached, or this client released it by its id.
     Released,
     /// Its client was closed.
     Closed,

@@ -101,12 +101,12 @@ pub use lock::{
 pub use manual_clock::ManualClock;
 pub use observer::{Event, Observer, Operation, Outcome};
 pub use permit::{Lost, Permit};
-pub use pool::{AcquireLease, Pool, PoolBuilder, PoolLease, Pools, TryAcquireLease};
+pub use pool::{AcquirePoolLease, Pool, PoolBuilder, PoolLease, Pools, TryAcquirePoolLease};
 pub use primitive::Primitive;
 pub use retry::{Jitter, Retry};
 pub use semaphore::{Semaphore, SemaphoreBuilder};
 pub use stats::{
-    ClientInfo, Member, Paused, PoolMember, PoolStats, RateLimit, SemaphoreStats, WaitsFor,
+    ClientInfo, Paused, PoolMember, PoolStats, RateLimit, SemaphoreMember, SemaphoreStats, WaitsFor,
 };
 
 /// Runs the examples of the README.

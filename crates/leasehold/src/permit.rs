@@ -42,6 +42,7 @@ pub struct Permit {
     /// `None` once the permit was released or detached.
     semaphore: Option<Arc<SemaphoreInner>>,
     id: AcquisitionId,
+    weight: u32,
     grant: Grant,
     /// `None` if only a release can end the permit and the acquire did not have to wait.
     ticket: Option<Arc<Ticket>>,
@@ -51,13 +52,13 @@ impl Permit {
     #[inline]
     pub(crate) fn new(
         semaphore: Arc<SemaphoreInner>,
-        id: AcquisitionId,
+        (id, weight): (AcquisitionId, u32),
         grant: Grant,
         ticket: Option<Arc<Ticket>>,
         watched: Option<Acquiring>,
     ) -> Self {
         // Create the guard first, because a tracing subscriber may panic.
-        let mut permit = Self { semaphore: Some(semaphore), id, grant, ticket };
+        let mut permit = Self { semaphore: Some(semaphore), id, weight, grant, ticket };
         if let Some(watched) = watched {
             permit.watch(watched);
         }
@@ -82,6 +83,12 @@ impl Permit {
     #[must_use]
     pub fn id(&self) -> AcquisitionId {
         self.id
+    }
+
+    /// Returns how many units the permit takes: see [`Acquire::weight`](crate::Acquire::weight).
+    #[must_use]
+    pub fn weight(&self) -> u32 {
+        self.weight
     }
 
     /// Returns the slot number: the lowest number from 1 that was free when the permit was granted.

@@ -11,17 +11,18 @@ use crate::engine::Engine;
 use crate::engine::timers::Deadline;
 use crate::engine::watch::{Acquiring, Id, Watch};
 use crate::guard::LeaseGuard;
-use crate::machine::pool::{PoolAction, PoolCommand, PoolOutcome, Status};
+use crate::machine::pool::{PoolAction, PoolCommand, PoolOutcome, PoolQuery, Status};
 use crate::machine::{Subject, Terms};
 use crate::name::{Name, millis, positive};
 use crate::semaphore::LEASE;
+use crate::stats::PoolStats;
 use crate::{Error, LossReason, Observer, Outcome, Primitive, Retry};
 
 mod acquire;
 mod lease;
 mod queries;
 
-pub use acquire::{AcquireLease, TryAcquireLease};
+pub use acquire::{AcquirePoolLease, TryAcquirePoolLease};
 pub use lease::PoolLease;
 pub use queries::Pools;
 
@@ -52,7 +53,7 @@ const MIN_LEASE: Duration = Duration::from_secs(1);
 /// worker its own id, which no other worker can choose: a host name and a process id, or something random.
 ///
 /// All clients that share a pool should use the same [lease](PoolBuilder::lease). Every call removes the instances that
-/// were silent for the *caller's* lease, so a caller with a shorter lease removes the leases of the others.
+/// were silent for the *caller's* lease, so a caller with a shorter lease removes those of the others.
 #[derive(Clone)]
 pub struct Pool {
     inner: Arc<PoolSpec>,
@@ -78,7 +79,7 @@ impl Pool {
         self.inner.name.as_str()
     }
 
-    /// Returns the number of leases in the pool.
+    /// Returns how many pool leases may be held.
     #[must_use]
     pub fn capacity(&self) -> u32 {
         self.inner.capacity
@@ -86,7 +87,7 @@ impl Pool {
 
     /// Acquires a lease for this instance, and waits for it if the pool is full.
     ///
-    /// The wait has no time limit unless [`PoolBuilder::within`] or [`AcquireLease::within`] sets
+    /// The wait has no time limit unless [`PoolBuilder::within`] or [`AcquirePoolLease::within`] sets
     /// one.
     ///
     /// Nothing happens before the returned future is first polled. While the pool is full, the acquire asks again after
@@ -106,9 +107,9 @@ impl Pool {
     /// - [`Error::Closed`] after [`Client::close`](crate::Client::close).
     ///
     /// # Cancel safety
-    /// If the future is dropped, a lease that it may have been granted is released in the background.
-    pub fn acquire(&self, instance_id: &str) -> AcquireLease {
-        AcquireLease::new(self.inner.clone(), instance_id)
+    /// If the future is dropped, a pool lease that it may have been granted is released in the background.
+    pub fn acquire(&self, instance_id: &str) -> AcquirePoolLease {
+        AcquirePoolLease::new(self.inner.clone(), instance_id)
     }
 
     /// Acquires a lease for this instance if one is free; returns `None` if the pool is full.
@@ -118,16 +119,16 @@ impl Pool {
     /// - All errors of [`acquire`](Self::acquire) except `TimedOut`.
     ///
     /// # Cancel safety
-    /// If the future is dropped, a lease that it may have been granted is released in the background.
-    pub fn try_acquire(&self, instance_id: &str) -> TryAcquireLease {
-        TryAcquireLease::new(self.inner.clone(), instance_id)
+    /// If the future is dropped, a pool lease that it may have been granted is released in the background.
+    pub fn try_acquire(&self, instance_id: &str) -> TryAcquirePoolLease {
+        TryAcquirePoolLease::new(self.inner.clone(), instance_id)
     }
 
     /// Acquires a lease for this instance and runs `work` under it. `work` stops if the lease is lost.
     ///
-    /// Once the lease is lost, the future of `work` is dropped without being polled again, and this function returns
-    /// [`Error::Lost`]. Otherwise it returns the output of `work`. If the release fails afterwards, the error is logged
-    /// and the output is still returned. To set a time limit for one call, see [`AcquireLease::with`].
+    /// Once the pool lease is lost, the future of `work` is dropped without being polled again, and this function
+    /// returns [`Error::Lost`]. Otherwise it returns the output of `work`. If the release fails afterwards, the error
+    /// is logged and the output is still returned. To set a time limit for one call, see [`AcquirePoolLease::with`].
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -176,7 +177,8 @@ impl Pool {
     ///
     /// Returns `true` if it was held until now.
     ///
-    /// A guard of that lease is not notified. It notices the release at its next renewal.
+    /// If the pool lease still has guards, they are notified of the loss. In this client that happens before this
+    /// function returns. The guards of another client notice the release at their next renewal.
     ///
     /// # Errors
     /// The same as for [`extend`](Self::extend), except `Closed`: a closed client still releases.
@@ -185,6 +187,30 @@ impl Pool {
     /// If the future is dropped after it was first polled, the release continues in the background.
     pub async fn release(&self, instance_id: &str) -> Result<bool, Error> {
         Ok(self.inner.release(instance_id).await?.status == Status::Released)
+    }
+
+    /// Returns the members of this pool.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// let encoders = leasehold::Client::memory().pool("encoders", 4).build()?;
+    /// let lease = encoders.acquire("worker-1").await?;
+    /// let stats = encoders.stats().await?;
+    /// assert_eq!((stats.members.len(), stats.members[0].id.as_str()), (1, lease.id()));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The same as for [`Pools::list`].
+    ///
+    /// # Cancel safety
+    /// The query changes nothing in the store, so the future can be dropped at any time.
+    pub async fn stats(&self) -> Result<PoolStats, Error> {
+        let query = PoolQuery::Named(self.inner.name.clone());
+        let found = self.inner.engine.core().list_pools(query).await?.pop();
+        Ok(found.unwrap_or_else(|| PoolStats { name: self.name().to_owned(), members: Vec::new() }))
     }
 
     /// How the pool was declared, for [`compat`](crate::compat).
@@ -412,8 +438,11 @@ impl PoolSpec {
     pub(crate) async fn release(&self, instance_id: &str) -> Result<PoolOutcome, Error> {
         let instance = instance_of(instance_id)?;
         let core = self.engine.core();
-        let part = self.part(PoolAction::Release { instance: instance.clone() });
-        let outcome = core.call_to_the_end(part).await.and_then(outcome_of);
+        let (sent, action) = (core.now(), PoolAction::Release { instance: instance.clone() });
+        let outcome = core.call_to_the_end(self.part(action)).await.and_then(outcome_of);
+        if matches!(outcome, Ok(PoolOutcome { status: Status::Released, .. })) {
+            core.instance_released(&self.name, &instance, sent);
+        }
         self.watch.released(|| Id::Instance(instance), || observed(&outcome));
         outcome
     }
@@ -458,7 +487,7 @@ impl PoolSpec {
             // Registered before the attempt, so that a close during the attempt is not missed.
             let closing = core.closing();
             let held = match self.attempt(instance, until).await? {
-                Ok(lease) => return Ok(lease),
+                Ok(lease) => return Ok(lease.waited_since(started)),
                 Err(held) => held,
             };
             let so_far = core.now().saturating_since(started);

@@ -218,7 +218,7 @@ async fn follow_the_table(client: &Client, primitive: Primitive, renews: bool) {
                 }
             }
             Step::TryInVain => assert!(deadline(observed.try_acquire()).await.is_none()),
-            // An instance that holds a lease of a pool shares it, so another client waits for it.
+            // An instance that holds a pool lease shares it, so another client waits for it.
             Step::WaitInVain | Step::DropTheWait if primitive == Primitive::Pool => {
                 let Resource::Pool(pool) = &observed.resource else { panic!() };
                 let mut waiting = Box::pin(pool.acquire("another"));

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use leasehold::{
-    AcquisitionId, Client, Error, LockInfo, Locks, Member, Outage, Semaphore, SemaphoreStats,
-    WaitsFor,
+    AcquisitionId, Client, Error, LockInfo, Locks, Outage, Semaphore, SemaphoreMember,
+    SemaphoreStats, WaitsFor,
 };
 use tokio::time::sleep;
 use unicode_width::UnicodeWidthStr;
@@ -336,7 +336,7 @@ pub(crate) fn locked_by(info: &LockInfo) -> String {
     format!("held{by}{holder}")
 }
 
-fn describe_member(member: &Member) -> String {
+fn describe_member(member: &SemaphoreMember) -> String {
     let host = member.host.as_deref().unwrap_or(&member.id);
     describe(Some(host), member.pid, member.label.as_deref(), member.age)
 }

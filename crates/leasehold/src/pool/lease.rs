@@ -2,9 +2,10 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::PoolSpec;
+use crate::clock::Moment;
 use crate::engine::lease_spec::LeaseSpec;
 use crate::engine::pool_instance::{PoolInstance, PoolProtocol};
 use crate::engine::watch::{Acquiring, Id, Watch};
@@ -13,7 +14,7 @@ use crate::machine::{ReleaseHint, Terms};
 use crate::permit::Lost;
 use crate::{AcquisitionId, Error};
 
-/// A guard that holds a lease of a [`Pool`](crate::Pool) until it is released or dropped.
+/// A guard that holds a lease of a [`Pool`](crate::Pool), a pool lease, until it is released or dropped.
 ///
 /// The client renews the lease in the background.
 ///
@@ -76,7 +77,12 @@ impl PoolLease {
         Self { lease, pool }
     }
 
-    /// Reports the acquire, and observes the lease until it ends.
+    pub(super) fn waited_since(mut self, started: Moment) -> Self {
+        self.lease.set_waited_since(started);
+        self
+    }
+
+    /// Reports the acquire, and observes the pool lease until it ends.
     pub(super) fn watch(&self, watched: Acquiring) {
         self.lease.ticket.watch(watched.acquired(None, || {}));
     }
@@ -93,7 +99,13 @@ impl PoolLease {
         self.lease.driver.protocol.instance().as_str()
     }
 
-    /// Returns the instant until which this lease is valid without another renewal.
+    /// Returns how long the acquire waited.
+    #[must_use]
+    pub fn waited(&self) -> Duration {
+        self.lease.waited()
+    }
+
+    /// Returns the instant until which this pool lease is valid without another renewal.
     ///
     /// It is never `None`.
     ///

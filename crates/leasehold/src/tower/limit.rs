@@ -6,7 +6,8 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use crate::{
-    Acquire, AcquireLease, AcquireLock, Error, Guard, Lock, Lost, Primitive, Semaphore, TryAcquire,
+    Acquire, AcquireLock, AcquirePoolLease, Error, Guard, Lock, Lost, Primitive, Semaphore,
+    TryAcquire,
 };
 
 /// The permit, lock or lease that a request acquires before it runs.
@@ -18,7 +19,7 @@ use crate::{
 /// | [`Acquire`], [`Semaphore`] | waits for a permit, in the order of arrival |
 /// | [`TryAcquire`] | is refused at once with [`Error::TimedOut`] if no permit is free |
 /// | [`AcquireLock`], [`Lock`] | waits for the lock, in no particular order |
-/// | [`AcquireLease`] | waits for a lease of a pool, in no particular order |
+/// | [`AcquirePoolLease`] | waits for a pool lease, in no particular order |
 /// | [`Limit::none`] | is not limited |
 ///
 /// A rate is a semaphore: see [`Client::rate`](crate::Client::rate). Set a time limit, such as [`Acquire::within`],
@@ -30,7 +31,7 @@ enum Acquiring {
     Permit(Acquire),
     Try(TryAcquire),
     Lock(AcquireLock),
-    Lease(AcquireLease),
+    Lease(AcquirePoolLease),
 }
 
 impl Limit {
@@ -96,8 +97,8 @@ impl From<AcquireLock> for Limit {
     }
 }
 
-impl From<AcquireLease> for Limit {
-    fn from(acquire: AcquireLease) -> Self {
+impl From<AcquirePoolLease> for Limit {
+    fn from(acquire: AcquirePoolLease) -> Self {
         Self(Acquiring::Lease(acquire))
     }
 }
