@@ -50,7 +50,7 @@ class Pending(Coroutine[Any, Any, _T_co], Generic[_T_co]):
         """The id of the permit that an acquire waits for; None for other operations, and until the store is open."""
 
 class HeldContext(Generic[_T]):
-    """A context manager that holds a permit, a lock or a lease during its block. Use it with `async with` or `with`.
+    """A context manager that holds a permit, a lock or a pool lease during its block. Use it with `async with` or `with`.
 
     It may be entered many times, also by several tasks or threads at once.
     """
@@ -230,7 +230,7 @@ class Client:
     def outage(self) -> Outage | None:
         """Returns the current outage of the store; None if the store can be reached, or is not open yet."""
     def close(self) -> Pending[None]:
-        """Closes the client, and returns when the store has released its permits, locks and leases. Waiting acquires raise Closed.
+        """Closes the client, and returns when the store has released its permits, locks and pool leases. Waiting acquires raise Closed.
 
         What was detached, and what `Locks.try_acquire` acquired, stays held until it expires.
         """
@@ -460,7 +460,7 @@ class Locks:
 
 @final
 class Pool:
-    """A fixed number of leases, each held by an instance with an id. There is no queue.
+    """A fixed number of pool leases, each held by an instance with an id. There is no queue.
 
     An instance that acquires again renews its lease, and does not take a second one. So each worker needs an id of its own.
     """
@@ -489,7 +489,7 @@ class Pool:
         - `cancel_on_loss`: see `Semaphore.guard`.
         """
     def extend(self, instance_id: str) -> Pending[bool]:
-        """Renews the lease of the instance once, such as one that was detached. Returns whether it was held."""
+        """Renews the pool lease of the instance once, such as one that was detached. Returns whether it was held."""
     def release(self, instance_id: str) -> Pending[bool]:
         """Releases the pool lease of the instance. Returns whether it was held."""
     def stats(self) -> Pending[PoolStats]:

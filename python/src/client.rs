@@ -315,7 +315,7 @@ impl Client {
             .transpose()
     }
 
-    /// Closes the client, and returns when the store has released its permits, locks and leases. Waiting acquires raise Closed.
+    /// Closes the client, and returns when the store has released its permits, locks and pool leases. Waiting acquires raise Closed.
     ///
     /// What was detached, and what `Locks.try_acquire` acquired, stays held until it expires.
     fn close(&self) -> Pending {

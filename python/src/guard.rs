@@ -1,4 +1,4 @@
-//! Permits, locks and leases that are held, as Python sees them.
+//! Permits, locks and pool leases that are held, as Python sees them.
 
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ use crate::values;
 use crate::wake::lock;
 use crate::watch::Watch;
 
-/// A permit, lock or lease of the engine, with the declaration that it was acquired by.
+/// A permit, lock or pool lease of the engine, with the declaration that it was acquired by.
 pub(crate) enum Grant {
     Permit(EnginePermit, Arc<DeclaredSemaphore>),
     /// Shared with an extension that is under way.
@@ -98,7 +98,7 @@ impl Grant {
     }
 }
 
-/// The Python object of a permit, lock or lease.
+/// The Python object of a permit, lock or pool lease.
 pub(crate) enum GuardObject {
     Permit(Py<Permit>),
     Lock(Py<LockGuard>),
@@ -140,7 +140,7 @@ impl GuardObject {
     }
 }
 
-/// The permit, lock or lease of a Python object, until it is released or detached.
+/// The permit, lock or pool lease of a Python object, until it is released or detached.
 pub(crate) struct Slot {
     grant: Mutex<Option<PerProcess<Grant>>>,
     /// Cancels the body of a block when this is lost.

@@ -68,7 +68,7 @@ impl DeclaredPool {
     }
 }
 
-/// A fixed number of leases, each held by an instance with an id. There is no queue.
+/// A fixed number of pool leases, each held by an instance with an id. There is no queue.
 ///
 /// An instance that acquires again renews its lease, and does not take a second one. So each worker needs an id of its own.
 #[pyclass(frozen, weakref, module = "leasehold")]
@@ -137,14 +137,14 @@ impl Pool {
         )
     }
 
-    /// Renews the lease of the instance once, such as one that was detached. Returns whether it was held.
+    /// Renews the pool lease of the instance once, such as one that was detached. Returns whether it was held.
     fn extend(&self, instance_id: String) -> Pending {
         self.declared.operation("Pool.extend", move |pool| async move {
             Ok(Value::Bool(pool.extend(&instance_id).await?))
         })
     }
 
-    /// Releases the lease of the instance. Returns whether it was held.
+    /// Releases the pool lease of the instance. Returns whether it was held.
     fn release(&self, instance_id: String) -> Pending {
         self.declared.operation("Pool.release", move |pool| async move {
             Ok(Value::Bool(pool.release(&instance_id).await?))

@@ -137,7 +137,7 @@ def until_free(client: leasehold.Client) -> None:
         assert time.monotonic() < deadline, stats
         time.sleep(0.05)
     while client.locks.is_locked("key").wait() or client.pools().wait():
-        assert time.monotonic() < deadline, "a lock or a lease is still held"
+        assert time.monotonic() < deadline, "a lock or a pool lease is still held"
         time.sleep(0.05)
 
 

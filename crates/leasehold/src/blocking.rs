@@ -219,12 +219,12 @@ impl AcquireLock {
 }
 
 impl Pool {
-    /// Acquires a lease for this instance, blocks the thread until one is free, and runs `work`
+    /// Acquires a pool lease for this instance, blocks the thread until one is free, and runs `work`
     /// under it: [`with`](Self::with) for threads without a runtime.
     ///
     /// See [`blocking`](self).
     ///
-    /// A function cannot be stopped from outside. If the lease is lost, `work` runs to its end, and its output is
+    /// A function cannot be stopped from outside. If the pool lease is lost, `work` runs to its end, and its output is
     /// dropped. Call [`PoolLease::check`] in `work` to end earlier.
     ///
     /// ```
@@ -236,11 +236,11 @@ impl Pool {
     /// ```
     ///
     /// # Errors
-    /// - The same as for [`acquire`](Self::acquire), and [`Error::Lost`] if the lease was lost while `work` ran.
+    /// - The same as for [`acquire`](Self::acquire), and [`Error::Lost`] if the pool lease was lost while `work` ran.
     /// - [`Error::WrongThread`] inside a runtime: see [`Wait::wait`]. Then `work` did not run.
     ///
     /// # Panics
-    /// If `work` panics. The lease is released.
+    /// If `work` panics. The pool lease is released.
     pub fn blocking_with<T>(
         &self,
         instance_id: &str,
@@ -258,7 +258,7 @@ impl AcquirePoolLease {
     /// The same as for [`Pool::blocking_with`].
     ///
     /// # Panics
-    /// If `work` panics. The lease is released.
+    /// If `work` panics. The pool lease is released.
     pub fn blocking_with<T>(self, work: impl FnOnce(&PoolLease) -> T) -> Result<T, Error> {
         let work = async |lease: &PoolLease| {
             let done = work(lease);

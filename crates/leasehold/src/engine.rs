@@ -245,7 +245,7 @@ impl Core {
             let _ = self.process.set(std::process::id());
             let started = thread::start(self);
             if let Err(error) = &started {
-                event!(error, %error, "permits, locks and leases cannot be renewed");
+                event!(error, %error, "permits, locks and pool leases cannot be renewed");
             }
             started
         });
@@ -272,7 +272,7 @@ impl Core {
 
     /// Handles the end of the engine's thread: everything that waits fails, and so does every later call.
     fn stop(&self, error: Error) {
-        event!(error, %error, "permits, locks and leases can no longer be renewed");
+        event!(error, %error, "permits, locks and pool leases can no longer be renewed");
         let error = self.stopped.get_or_init(|| error);
         self.registry.listeners().iter().for_each(|listener| listener.stop(error));
         self.sender.refuse_calls(None, error);

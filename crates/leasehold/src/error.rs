@@ -107,7 +107,7 @@ pub enum Error {
         name: String,
         /// How long the call was allowed to wait, or how long it waited if it used up its retries before.
         limit: Duration,
-        /// For a pool: how many leases were held at the end.
+        /// For a pool: how many pool leases were held at the end.
         held: Option<u32>,
         /// For a pool: its capacity.
         capacity: Option<u32>,
@@ -134,7 +134,7 @@ pub enum Error {
         /// The id of the acquire that waited.
         id: String,
     },
-    /// The permit, lock or lease is no longer held.
+    /// The permit, lock or pool lease is no longer held.
     ///
     /// Stop the work that depends on it.
     #[non_exhaustive]
@@ -143,7 +143,7 @@ pub enum Error {
         primitive: Primitive,
         /// The semaphore's or pool's name, or the lock's key.
         name: String,
-        /// The id of the permit or lease in the store.
+        /// The id of the permit or pool lease in the store.
         ///
         /// For a lock, a hash of its id: see
         /// [`LockInfo::id_hash`](crate::LockInfo::id_hash).
@@ -331,7 +331,7 @@ impl std::error::Error for Error {
     }
 }
 
-/// Why a permit, a lock or a lease was lost.
+/// Why a permit, a lock or a pool lease was lost.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum LossReason {

@@ -105,7 +105,7 @@ macro_rules! implement_guard {
             }
 
             fn fence(&self) -> Option<Fence> {
-                #[allow(unused_variables)] // a lease has no fence
+                #[allow(unused_variables)] // a pool lease has no fence
                 let $guard = self;
                 $fence
             }

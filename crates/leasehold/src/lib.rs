@@ -1,9 +1,9 @@
 //! Share scarce resources fairly between tasks, processes and machines.
 //!
-//! A [`Semaphore`] grants a fixed number of permits under a name, first come, first served. A [`Lock`] is exclusive and
-//! fenced. A [`Pool`] has a fixed number of leases, each held by an instance id that you choose. Everything that is
-//! acquired is a lease: it is released when its guard is dropped, expires when its holder dies or its TTL ends, and
-//! notifies the holder if it is lost.
+//! A [`Semaphore`] grants a fixed number of permits under a name, first come, first served. A [`Lock`] is exclusive
+//! and fenced. A [`Pool`] has a fixed number of pool leases, each held by an instance id that you choose. Everything
+//! that is acquired is a lease: it is released when its guard is dropped, expires when its holder dies or its TTL
+//! ends, and notifies the holder if it is lost.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]

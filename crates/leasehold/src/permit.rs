@@ -291,7 +291,7 @@ impl fmt::Debug for Permit {
     }
 }
 
-/// A future that resolves when a permit, a lock or a lease is lost: see [`Permit::lost`].
+/// A future that resolves when a permit, a lock or a pool lease is lost: see [`Permit::lost`].
 ///
 /// It does not borrow the guard, so another task can await it.
 #[must_use = "the future does nothing unless awaited"]
@@ -306,7 +306,7 @@ impl Lost {
         Self { ticket, key: None }
     }
 
-    /// Polls for the error of a caller that finds its permit, lock or lease lost.
+    /// Polls for the error of a caller that finds its permit, lock or pool lease lost.
     pub(crate) fn poll_error(&mut self, cx: &mut Context<'_>) -> Poll<Error> {
         Pin::new(&mut *self).poll(cx).map(|reason| self.ticket.lost(reason))
     }

@@ -31,10 +31,11 @@ use lease::PoolAcquisition;
 /// The shortest lease. Other programs that share a pool count in whole seconds.
 const MIN_LEASE: Duration = Duration::from_secs(1);
 
-/// A fixed number of leases, each held by an instance id that you choose.
+/// A fixed number of pool leases, each held by an instance id that you choose.
 ///
-/// There is no queue: after a release, the first instance that asks acquires the lease. Where order matters, use a
-/// [`Semaphore`](crate::Semaphore). The client renews a lease in the background while its guard, a [`PoolLease`], lives.
+/// There is no queue: after a release, the first instance that asks acquires the pool lease. Where order matters, use
+/// a [`Semaphore`](crate::Semaphore). The client renews a pool lease in the background while its guard, a
+/// [`PoolLease`], lives.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -49,8 +50,8 @@ const MIN_LEASE: Duration = Duration::from_secs(1);
 /// # }
 /// ```
 ///
-/// An instance that acquires again while it holds a lease does not take a second one: the guards share it. So give every
-/// worker its own id, which no other worker can choose: a host name and a process id, or something random.
+/// An instance that acquires again while it holds a pool lease does not take a second one: the guards share it. So
+/// give every worker its own id, which no other worker can choose: a host name and a process id, or something random.
 ///
 /// All clients that share a pool should use the same [lease](PoolBuilder::lease). Every call removes the instances that
 /// were silent for the *caller's* lease, so a caller with a shorter lease removes those of the others.
@@ -85,7 +86,7 @@ impl Pool {
         self.inner.capacity
     }
 
-    /// Acquires a lease for this instance, and waits for it if the pool is full.
+    /// Acquires a pool lease for this instance, and waits for it if the pool is full.
     ///
     /// The wait has no time limit unless [`PoolBuilder::within`] or [`AcquirePoolLease::within`] sets
     /// one.
@@ -93,7 +94,7 @@ impl Pool {
     /// Nothing happens before the returned future is first polled. While the pool is full, the acquire asks again after
     /// each delay of [`retry`](PoolBuilder::retry). It keeps waiting while the store is unreachable.
     ///
-    /// Guards of one client with the same instance id share one lease. It is released with the last of them.
+    /// Guards of one client with the same instance id share one pool lease. It is released with the last of them.
     ///
     /// # Errors
     /// - [`Error::TimedOut`] if the time limit passes, or [`Error::Unavailable`] if it passes while the store is
@@ -101,7 +102,7 @@ impl Pool {
     /// - [`Error::InvalidArgument`] if the time limit is zero, or if the instance id is empty, longer than 512 bytes, or
     ///   contains control characters.
     /// - [`Error::ForeignData`] if another program uses the pool's keys on Redis.
-    /// - [`Error::Lost`] if the lease was lost after the grant and before the future was polled again.
+    /// - [`Error::Lost`] if the pool lease was lost after the grant and before the future was polled again.
     /// - [`Error::Denied`], [`Error::NoRoom`] or [`Error::Unusable`] if the store refuses the request.
     /// - [`Error::Stopped`] if the client's background thread is not running.
     /// - [`Error::Closed`] after [`Client::close`](crate::Client::close).
@@ -112,7 +113,7 @@ impl Pool {
         AcquirePoolLease::new(self.inner.clone(), instance_id)
     }
 
-    /// Acquires a lease for this instance if one is free; returns `None` if the pool is full.
+    /// Acquires a pool lease for this instance if one is free; returns `None` if the pool is full.
     ///
     /// # Errors
     /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
@@ -124,7 +125,7 @@ impl Pool {
         TryAcquirePoolLease::new(self.inner.clone(), instance_id)
     }
 
-    /// Acquires a lease for this instance and runs `work` under it. `work` stops if the lease is lost.
+    /// Acquires a pool lease for this instance and runs `work` under it. `work` stops if the pool lease is lost.
     ///
     /// Once the pool lease is lost, the future of `work` is dropped without being polled again, and this function
     /// returns [`Error::Lost`]. Otherwise it returns the output of `work`. If the release fails afterwards, the error
@@ -142,10 +143,10 @@ impl Pool {
     /// ```
     ///
     /// # Errors
-    /// The same as for [`acquire`](Self::acquire), and [`Error::Lost`] if the lease is lost while `work` runs.
+    /// The same as for [`acquire`](Self::acquire), and [`Error::Lost`] if the pool lease is lost while `work` runs.
     ///
     /// # Cancel safety
-    /// Dropping the future drops `work`, then releases the lease in the background.
+    /// Dropping the future drops `work`, then releases the pool lease in the background.
     pub async fn with<T>(
         &self,
         instance_id: &str,
@@ -154,10 +155,10 @@ impl Pool {
         self.acquire(instance_id).with(work).await
     }
 
-    /// Renews the lease of this instance once, for example one that was
+    /// Renews the pool lease of this instance once, for example one that was
     /// [detached](PoolLease::detach).
     ///
-    /// Returns `false` if the instance no longer holds a lease.
+    /// Returns `false` if the instance no longer holds a pool lease.
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`] if the instance id is empty, longer than 512 bytes, or contains control characters.
@@ -168,12 +169,12 @@ impl Pool {
     /// - [`Error::Closed`] after [`Client::close`](crate::Client::close).
     ///
     /// # Cancel safety
-    /// If the future is dropped, the lease may or may not be renewed.
+    /// If the future is dropped, the pool lease may or may not be renewed.
     pub async fn extend(&self, instance_id: &str) -> Result<bool, Error> {
         Ok(self.inner.renew(instance_id).await?.status == Status::Renewed)
     }
 
-    /// Releases the lease of this instance.
+    /// Releases the pool lease of this instance.
     ///
     /// Returns `true` if it was held until now.
     ///
@@ -278,7 +279,7 @@ impl PoolBuilder {
         self
     }
 
-    /// Sets the longest time that a lease may be held.
+    /// Sets the longest time that a pool lease may be held.
     ///
     /// After that the client releases it, and the guard is lost. By default there is no TTL.
     ///

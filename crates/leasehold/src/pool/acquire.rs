@@ -52,8 +52,8 @@ impl AcquirePoolLease {
         self
     }
 
-    /// Acquires a lease and runs `work` under it: [`Pool::with`](crate::Pool::with) for an acquire that has its own time
-    /// limit.
+    /// Acquires a pool lease and runs `work` under it: [`Pool::with`](crate::Pool::with) for an acquire that has its
+    /// own time limit.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -71,7 +71,7 @@ impl AcquirePoolLease {
     /// The same as for [`Pool::with`](crate::Pool::with).
     ///
     /// # Cancel safety
-    /// Dropping the future drops `work`, then releases the lease in the background.
+    /// Dropping the future drops `work`, then releases the pool lease in the background.
     pub async fn with<T>(self, work: impl AsyncFnOnce(&PoolLease) -> T) -> Result<T, Error> {
         guard::with(self.await?, work, |_| ()).await
     }
@@ -114,14 +114,14 @@ impl TryAcquirePoolLease {
         Self { pool, instance_id: instance_id.to_owned(), acquire: OnFirstPoll::default() }
     }
 
-    /// Acquires a lease and runs `work` under it, if a lease is free now; returns `None` otherwise.
+    /// Acquires a pool lease and runs `work` under it, if a pool lease is free now; returns `None` otherwise.
     ///
     /// # Errors
-    /// The same as for [`Pool::try_acquire`](crate::Pool::try_acquire), and [`Error::Lost`] if the lease is lost while
-    /// `work` runs.
+    /// The same as for [`Pool::try_acquire`](crate::Pool::try_acquire), and [`Error::Lost`] if the pool lease is lost
+    /// while `work` runs.
     ///
     /// # Cancel safety
-    /// Dropping the future drops `work`, then releases the lease in the background.
+    /// Dropping the future drops `work`, then releases the pool lease in the background.
     pub async fn with<T>(
         self,
         work: impl AsyncFnOnce(&PoolLease) -> T,

@@ -27,7 +27,7 @@ pub struct PoolMember {
     pub id: String,
     /// How long ago the instance acquired or renewed its pool lease.
     pub silent_for: Duration,
-    /// How long the lease is valid without another renewal.
+    /// How long the pool lease is valid without another renewal.
     ///
     /// `None` if it has expired; the next call on the pool removes it.
     pub expires_in: Option<Duration>,

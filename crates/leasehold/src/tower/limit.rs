@@ -10,7 +10,7 @@ use crate::{
     TryAcquire,
 };
 
-/// The permit, lock or lease that a request acquires before it runs.
+/// The permit, lock or pool lease that a request acquires before it runs.
 ///
 /// See [`LimitLayer::new`](super::LimitLayer::new) for an example.
 ///
@@ -111,7 +111,7 @@ impl fmt::Debug for Limit {
                 Acquiring::Permit(_) => "permit",
                 Acquiring::Try(_) => "permit, without waiting",
                 Acquiring::Lock(_) => "lock",
-                Acquiring::Lease(_) => "lease",
+                Acquiring::Lease(_) => "pool lease",
             })
             .finish()
     }
@@ -130,7 +130,7 @@ impl HeldGuard {
         Some(Self { lost: guard.lost(), _guard: Box::new(guard) })
     }
 
-    /// Resolves with an error if the permit, lock or lease was lost.
+    /// Resolves with an error if the permit, lock or pool lease was lost.
     pub(super) fn poll_lost(&mut self, cx: &mut Context<'_>) -> Poll<Error> {
         self.lost.poll_error(cx)
     }

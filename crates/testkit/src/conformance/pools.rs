@@ -1,4 +1,4 @@
-//! Pools: a fixed number of leases, each held by an instance id.
+//! Pools: a fixed number of pool leases, each held by an instance id.
 
 use std::time::Duration;
 

@@ -82,8 +82,8 @@ impl ActionRequest {
         Ok(Self { name: needs("name")?, action, fields: accepted.collect() })
     }
 
-    /// Returns whether the name was in use before. Fails if nobody has used it and the action only ends something. For a
-    /// missing lock or lease there is nothing to release.
+    /// Returns whether the name was in use before. Fails if nobody has used it and the action only ends something.
+    /// For a missing lock or pool lease there is nothing to release.
     pub(super) async fn check(&self, console: &Console) -> Result<bool, Refusal> {
         let (kind, name) = (self.action.kind(), &self.name);
         let is_tracked = {
