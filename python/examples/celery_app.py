@@ -18,7 +18,7 @@ gpus = client.semaphore("gpus", 2, numbered=True)
 
 @app.task
 def train(job: int) -> tuple[int, float, float]:
-    with gpus.permit() as permit:
+    with gpus.guard() as permit:
         assert permit.slot_number is not None
         os.environ["CUDA_VISIBLE_DEVICES"] = str(permit.slot_number - 1)
         begun = time.time()

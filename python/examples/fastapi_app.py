@@ -28,7 +28,7 @@ app = FastAPI(lifespan=lifespan)
 @app.get("/reports/{number}")
 async def report(number: int) -> dict[str, Any]:
     try:
-        async with reports.permit(within=2) as permit:
+        async with reports.guard(within=2) as permit:
             await asyncio.sleep(0.2)  # make the report
             return {"report": number, "fence": permit.fence}
     except leasehold.TimedOut:

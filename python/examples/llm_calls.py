@@ -11,7 +11,7 @@ calls = client.semaphore("llm", 5, rate=(100, 60), burst=5, label="summaries")
 
 async def complete(prompt: str) -> str:
     # Calls start in the order in which they were requested. After 30 s in the queue, a call raises leasehold.TimedOut.
-    async with calls.permit(within=30):
+    async with calls.guard(within=30):
         return await call_the_model(prompt)
 
 

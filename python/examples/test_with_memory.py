@@ -16,7 +16,7 @@ def client() -> Iterator[leasehold.Client]:
 
 def test_only_one_export_at_a_time(client: leasehold.Client) -> None:
     exports = client.semaphore("exports", 1)
-    with exports.permit():
+    with exports.guard():
         assert exports.try_acquire().wait() is None
 
 
@@ -24,7 +24,7 @@ def test_an_export_waits_for_its_turn(client: leasehold.Client) -> None:
     exports = client.semaphore("exports", 1)
 
     async def main() -> None:
-        async with exports.permit():
+        async with exports.guard():
             with pytest.raises(leasehold.TimedOut):
                 await exports.acquire(within=0.01)
 

@@ -5,12 +5,12 @@
 >>> client = leasehold.Client.memory()
 >>> api = client.semaphore("api", 5)
 >>> async def call() -> str:
-...     async with api.permit(within=10):
+...     async with api.guard(within=10):
 ...         return "answer"
 >>> asyncio.run(call())
 'answer'
 
-The same objects work in threads: ``with api.permit(within=10): ...``, and ``api.acquire().wait()``.
+The same objects work in threads: ``with api.guard(within=10): ...``, and ``api.acquire().wait()``.
 """
 
 from __future__ import annotations
@@ -70,13 +70,13 @@ from ._types import (
     ClientInfo,
     HeldLock,
     LockInfo,
-    Member,
     Outage,
     Paused,
     PoolMember,
     PoolStats,
     RateLimit,
     Retry,
+    SemaphoreMember,
     SemaphoreStats,
 )
 
@@ -99,7 +99,6 @@ __all__ = [
     "LockInfo",
     "Locks",
     "Lost",
-    "Member",
     "NoRoom",
     "NotDrained",
     "Outage",
@@ -114,6 +113,7 @@ __all__ = [
     "RateLimit",
     "Retry",
     "Semaphore",
+    "SemaphoreMember",
     "SemaphoreStats",
     "Stopped",
     "TimedOut",

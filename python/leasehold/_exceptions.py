@@ -21,7 +21,7 @@ class InvalidArgument(Error, ValueError):
     """An argument is invalid. Nothing was changed. Correct the call."""
 
     #: The name of the argument, if it is known.
-    what: str | None = None
+    argument: str | None = None
 
 
 class ForeignData(Error, ValueError):
@@ -107,7 +107,7 @@ class Cancelled(Error):
 
 
 class Lost(Error):
-    """The permit, lock or lease is no longer held. Stop the work that depends on it."""
+    """The permit, lock or pool lease is no longer held. Stop the work that depends on it."""
 
     #: What was held: ``"semaphore"`` for a permit, ``"lock"``, or ``"pool"`` for a lease.
     primitive: str = ""

@@ -50,7 +50,7 @@ class Pending(Coroutine[Any, Any, _T_co], Generic[_T_co]):
         """The id of the permit that an acquire waits for; None for other operations, and until the store is open."""
 
 class HeldContext(Generic[_T]):
-    """A context manager that holds a permit, a lock or a lease during its block. Use it with `async with` or `with`.
+    """A context manager that holds a permit, a lock or a pool lease during its block. Use it with `async with` or `with`.
 
     It may be entered many times, also by several tasks or threads at once.
     """
@@ -92,7 +92,7 @@ class Client:
 
     - `answer_timeout`: how long the client waits for an answer of the store (5 s). After that, an operation raises Unavailable. An
       acquire that waits has no such limit.
-    - `confirm_within`: how long another client has to confirm a permit that this client grants to it (5 s). After that, the permit
+    - `claim_within`: how long another client has to claim a permit that this client grants to it (5 s). After that, the permit
       passes to the next waiter. The minimum is 1 s.
     - `read_only`: the client only reads statistics and looks up locks. Everything else raises Denied.
     """
@@ -106,7 +106,7 @@ class Client:
         ca_certificate: bytes | str | os.PathLike[str] | None = None,
         connect_timeout: _Seconds | None = None,
         answer_timeout: _Seconds | None = None,
-        confirm_within: _Seconds | None = None,
+        claim_within: _Seconds | None = None,
         read_only: bool = False,
     ) -> Client: ...
     @staticmethod
@@ -230,7 +230,7 @@ class Client:
     def outage(self) -> Outage | None:
         """Returns the current outage of the store; None if the store can be reached, or is not open yet."""
     def close(self) -> Pending[None]:
-        """Closes the client, and returns when the store has released its permits, locks and leases. Waiting acquires raise Closed.
+        """Closes the client, and returns when the store has released its permits, locks and pool leases. Waiting acquires raise Closed.
 
         What was detached, and what `Locks.try_acquire` acquired, stays held until it expires.
         """
@@ -244,7 +244,7 @@ class Semaphore(HeldContext[Permit]):
     """A fair counting semaphore: permits are granted in the order in which they were requested.
 
     Semaphores with the same name share their permits, in all programs that use the same store. `async with semaphore` and
-    `with semaphore` hold one permit, as `semaphore.permit()` does.
+    `with semaphore` hold one permit, as `semaphore.guard()` does.
     """
 
     @property
@@ -253,10 +253,10 @@ class Semaphore(HeldContext[Permit]):
     @property
     def capacity(self) -> int:
         """The capacity that this client declared last. The store may have another: see `stats`."""
-    def permit(
+    def guard(
         self, *, within: _Seconds | None = None, weight: int = 1, cancel_on_loss: bool = True
     ) -> HeldContext[Permit]:
-        """Returns a context manager that holds a permit: `async with semaphore.permit() as permit`, or `with` in a thread.
+        """Returns a context manager that holds a permit: `async with semaphore.guard() as permit`, or `with` in a thread.
 
         - `within`: the longest wait, in seconds. After that the block raises TimedOut.
         - `weight`: how many units of the capacity the permit takes.
@@ -342,6 +342,9 @@ class Permit:
         No other live permit of the semaphore has it.
         """
     @property
+    def weight(self) -> int:
+        """How many units the permit takes."""
+    @property
     def waited(self) -> float:
         """How long the acquire waited, in seconds."""
     @property
@@ -377,12 +380,18 @@ class Lock(HeldContext[LockGuard]):
         """Returns a context manager that holds the lock: `async with lock.guard() as guard`, or `with` in a thread.
 
         - `within`: the longest wait, in seconds. By default it is that of the lock.
-        - `cancel_on_loss`: see `Semaphore.permit`.
+        - `cancel_on_loss`: see `Semaphore.guard`.
         """
     def acquire(self, *, within: _Seconds | None = None) -> Pending[LockGuard]:
         """Waits for the lock and returns a guard. `within` is the longest wait, in seconds. By default it is that of the lock."""
     def try_acquire(self) -> Pending[LockGuard | None]:
         """Returns a guard if the lock is free; otherwise None."""
+    def extend(self, lock_id: str) -> Pending[bool]:
+        """Renews the lock with this lock id once, such as one that was detached. Returns whether it was held."""
+    def release(self, lock_id: str) -> Pending[bool]:
+        """Releases the lock with this lock id. Returns whether it was held."""
+    def lookup(self) -> Pending[LockInfo | None]:
+        """Returns who holds the lock; None if it is free."""
 
 @final
 class LockGuard:
@@ -397,6 +406,9 @@ class LockGuard:
     @property
     def fence(self) -> int:
         """A number that is larger than the fence of every earlier holder of this key. For its use see `Permit.fence`."""
+    @property
+    def waited(self) -> float:
+        """How long the acquire waited, in seconds."""
     @property
     def expires_at(self) -> float:
         """When the lock expires unless it is extended, in seconds since 1970 by the clock of the store."""
@@ -441,16 +453,14 @@ class Locks:
         """Returns whether the lock with this key is held."""
     def owns(self, lock_id: str) -> Pending[bool]:
         """Returns whether the lock with this lock id is held."""
-    def lookup(self, key: str) -> Pending[LockInfo | None]:
-        """Returns the lock with this key; None if it is not held."""
-    def lookup_id(self, lock_id: str) -> Pending[LockInfo | None]:
-        """Returns the lock with this lock id; None if it is not held."""
+    def lookup(self, key: str | None = None, *, id: str | None = None) -> Pending[LockInfo | None]:
+        """Returns the lock with this key, or with this lock id: `lookup("invoice:42")`, `lookup(id=guard.id)`. None if it is not held."""
     def list(self, limit: int = 100) -> Pending[list[LockInfo]]:
         """Returns the locks that are held, sorted by key; at most `limit`."""
 
 @final
 class Pool:
-    """A fixed number of leases, each held by an instance with an id. There is no queue.
+    """A fixed number of pool leases, each held by an instance with an id. There is no queue.
 
     An instance that acquires again renews its lease, and does not take a second one. So each worker needs an id of its own.
     """
@@ -462,26 +472,28 @@ class Pool:
     def capacity(self) -> int:
         """The number of leases."""
     def acquire(self, instance_id: str, *, within: _Seconds | None = None) -> Pending[PoolLease]:
-        """Waits for a lease of the instance and returns it. The client renews the lease in the background.
+        """Waits for a pool lease of the instance and returns it. The client renews it in the background.
 
         `within` is the longest wait, in seconds. By default it is that of the pool.
         """
     def try_acquire(self, instance_id: str) -> Pending[PoolLease | None]:
-        """Returns a lease of the instance if one is free; otherwise None. The client renews the lease in the background."""
-    def lease(
+        """Returns a pool lease of the instance if one is free; otherwise None. The client renews it in the background."""
+    def guard(
         self, instance_id: str, *, within: _Seconds | None = None, cancel_on_loss: bool = True
     ) -> HeldContext[PoolLease]:
-        """Returns a context manager that holds a lease: `async with pool.lease("worker-1") as lease`, or `with` in a thread.
+        """Returns a context manager that holds a pool lease: `async with pool.guard("worker-1") as lease`, or `with` in a thread.
 
         The client renews the lease in the background.
 
         - `within`: the longest wait, in seconds. By default it is that of the pool.
-        - `cancel_on_loss`: see `Semaphore.permit`.
+        - `cancel_on_loss`: see `Semaphore.guard`.
         """
     def extend(self, instance_id: str) -> Pending[bool]:
-        """Renews the lease of the instance once, such as one that was detached. Returns whether it was held."""
+        """Renews the pool lease of the instance once, such as one that was detached. Returns whether it was held."""
     def release(self, instance_id: str) -> Pending[bool]:
-        """Releases the lease of the instance. Returns whether it was held."""
+        """Releases the pool lease of the instance. Returns whether it was held."""
+    def stats(self) -> Pending[PoolStats]:
+        """Returns the members of the pool."""
 
 @final
 class LuaPool:
@@ -502,7 +514,7 @@ class LuaPool:
 
 @final
 class PoolLease:
-    """A lease of a pool, which the client renews. It is held until it is released, garbage-collected or lost."""
+    """A pool lease, which the client renews. It is held until it is released, garbage-collected or lost."""
 
     @property
     def name(self) -> str:
@@ -510,6 +522,9 @@ class PoolLease:
     @property
     def id(self) -> str:
         """The instance that holds the lease."""
+    @property
+    def waited(self) -> float:
+        """How long the acquire waited, in seconds."""
     @property
     def valid_for(self) -> float | None:
         """How many seconds the lease stays valid without another renewal. It is never None."""

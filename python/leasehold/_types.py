@@ -10,7 +10,7 @@ from ._exceptions import Error
 
 @dataclass(frozen=True)
 class Retry:
-    """The delays between the attempts of a waiting acquire of a lock, or of a lease of a pool.
+    """The delays between the attempts of a waiting acquire of a lock, or of a pool lease.
 
     When a client of leasehold releases a lock, waiting acquires retry at once. They notice a release by another program only at their
     next retry. A pool notifies no one, so a wait for a lease always ends at a retry.
@@ -27,7 +27,7 @@ class Retry:
 
 
 @dataclass(frozen=True)
-class Member:
+class SemaphoreMember:
     """A holder or a waiter of a semaphore."""
 
     #: The acquisition id. On Redis it may belong to another program that shares the semaphore, and have another form.
@@ -41,9 +41,9 @@ class Member:
     #: How long it has held or waited; None for other programs on Redis.
     age: float | None
     #: Seconds until it expires unless it is renewed; None if it does not expire.
-    ends_in: float | None
+    expires_in: float | None
     #: Seconds until its TTL ends the permit; None without a TTL, and for a waiter.
-    ttl_left: float | None
+    ttl_ends_in: float | None
     #: Seconds since its client renewed it last; None in memory, on one host, and for other programs on Redis.
     silent_for: float | None
     #: The fence of its permit; None for a waiter, and for other programs on Redis.
@@ -104,7 +104,7 @@ class SemaphoreStats:
     #: How many permits are held.
     held: int
     #: How many units of the capacity are held: the sum of the weights.
-    units: int
+    held_units: int
     #: How many acquires wait.
     waiting: int
     #: What the first waiter waits for; None if no acquire waits. ``"room"``: free units. ``"rate"``: the rate. ``"resume"``: the end
@@ -119,14 +119,14 @@ class SemaphoreStats:
     #: How long the first waiter has waited.
     oldest_wait: float | None
     #: The holders. The one that has held for the longest time comes first.
-    holders: list[Member]
+    holders: list[SemaphoreMember]
     #: The first waiters, in the order of the queue: as many as the argument ``waiters`` of ``Client.stats`` says.
-    waiters: list[Member]
+    waiters: list[SemaphoreMember]
 
     @property
     def percent(self) -> float:
         """How much of the capacity is held, in percent."""
-        return 100.0 * self.units / max(self.capacity, 1)
+        return 100.0 * self.held_units / max(self.capacity, 1)
 
 
 @dataclass(frozen=True)
@@ -170,11 +170,11 @@ class LockInfo:
 
     key: str
     #: The lock id. It is enough to extend and release the lock, so do not log it. The ``repr`` leaves it out.
-    lock_id: str = field(repr=False)
+    id: str = field(repr=False)
     #: A hash of the key, for logs: 24 hexadecimal digits.
     key_hash: str
     #: A hash of the lock id, for logs: 24 hexadecimal digits.
-    lock_id_hash: str
+    id_hash: str
     acquired_at: float
     expires_at: float
     fence: int
@@ -210,11 +210,12 @@ class PoolCount:
 class PoolMember:
     """An instance that holds a lease."""
 
-    instance_id: str
+    #: The instance id.
+    id: str
     #: How long ago it acquired or renewed its lease.
     silent_for: float
     #: Seconds until the lease expires unless it is renewed; None if it has expired.
-    ends_in: float | None
+    expires_in: float | None
 
 
 @dataclass(frozen=True)

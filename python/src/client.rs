@@ -45,7 +45,7 @@ pub(crate) use shared::Shared;
 ///
 /// - `answer_timeout`: how long the client waits for an answer of the store (5 s). After that, an operation raises Unavailable. An
 ///   acquire that waits has no such limit.
-/// - `confirm_within`: how long another client has to confirm a permit that this client grants to it (5 s). After that, the permit
+/// - `claim_within`: how long another client has to claim a permit that this client grants to it (5 s). After that, the permit
 ///   passes to the next waiter. The minimum is 1 s.
 /// - `read_only`: the client only reads statistics and looks up locks. Everything else raises Refused.
 #[pyclass(frozen, weakref, module = "leasehold")]
@@ -66,7 +66,7 @@ impl Client {
     #[new]
     #[pyo3(signature = (
         url=None, *, namespace=None, lock_prefix=None, ca_certificate=None, connect_timeout=None, answer_timeout=None,
-        confirm_within=None, read_only=false
+        claim_within=None, read_only=false
     ))]
     #[allow(clippy::too_many_arguments)]
     fn new(
@@ -77,7 +77,7 @@ impl Client {
         ca_certificate: Option<Bound<'_, PyAny>>,
         connect_timeout: Option<Seconds>,
         answer_timeout: Option<Seconds>,
-        confirm_within: Option<Seconds>,
+        claim_within: Option<Seconds>,
         read_only: bool,
     ) -> PyResult<Self> {
         let url = match url {
@@ -90,7 +90,7 @@ impl Client {
             ca_certificate: ca_certificate.map(|given| certificate(&given)).transpose()?,
             connect_timeout: given(connect_timeout),
             answer_timeout: given(answer_timeout),
-            confirm_within: given(confirm_within),
+            claim_within: given(claim_within),
             read_only,
         };
         Self::declared(py, url, options)
@@ -191,7 +191,7 @@ impl Client {
         label: Option<String>,
     ) -> PyResult<Py<Semaphore>> {
         let options = SemaphoreOptions {
-            capacity: u32::MAX,
+            capacity: leasehold::Semaphore::UNLIMITED,
             declares: false,
             ttl: None,
             lease: None,
@@ -315,7 +315,7 @@ impl Client {
             .transpose()
     }
 
-    /// Closes the client, and returns when the store has released its permits, locks and leases. Waiting acquires raise Closed.
+    /// Closes the client, and returns when the store has released its permits, locks and pool leases. Waiting acquires raise Closed.
     ///
     /// What was detached, and what `Locks.try_acquire` acquired, stays held until it expires.
     fn close(&self) -> Pending {

@@ -1,4 +1,4 @@
-//! `async with` and `with`: a permit, a lock or a lease for the time of a block.
+//! `async with` and `with`: a permit, a lock or a pool lease for the time of a block.
 //!
 //! A context may be entered many times, also by several tasks or threads at once. An exit does not say which entry it
 //! ends. So each entry records its owner, the task or thread that made it, except for one that is alone: to ask for the
@@ -33,7 +33,7 @@ pub(crate) enum Source {
     Pool(Arc<DeclaredPool>, String, Option<Duration>),
 }
 
-/// A context manager that holds a permit, a lock or a lease during its block. Use it with `async with` or `with`.
+/// A context manager that holds a permit, a lock or a pool lease during its block. Use it with `async with` or `with`.
 ///
 /// It may be entered many times, also by several tasks or threads at once.
 #[pyclass(frozen, subclass, weakref, module = "leasehold", name = "HeldContext")]
@@ -84,7 +84,7 @@ impl Context {
         Ok(Pending::new(work, Completion::Enter(slf.unbind()), Id::None))
     }
 
-    /// Keeps the permit, lock or lease until the block is left.
+    /// Keeps the permit, lock or pool lease until the block is left.
     pub(crate) fn entered(slf: &Py<Self>, py: Python<'_>, outcome: Outcome) -> PyResult<Py<PyAny>> {
         let Value::Grant(Some(grant)) = outcome? else {
             return Err(PyRuntimeError::new_err("an acquire returned nothing"));

@@ -128,9 +128,9 @@ fn of_engine<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'py, PyAny>>
     let message = message(error);
     let new = |name: &str| exception(py, name, &message);
     let raised = match error {
-        Error::InvalidArgument { what, .. } => {
+        Error::InvalidArgument { argument, .. } => {
             let raised = new("InvalidArgument")?;
-            raised.setattr("what", what)?;
+            raised.setattr("argument", argument)?;
             raised
         }
         Error::ForeignData { name, .. } => {

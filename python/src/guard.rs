@@ -1,4 +1,4 @@
-//! Permits, locks and leases that are held, as Python sees them.
+//! Permits, locks and pool leases that are held, as Python sees them.
 
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ use crate::values;
 use crate::wake::lock;
 use crate::watch::Watch;
 
-/// A permit, lock or lease of the engine, with the declaration that it was acquired by.
+/// A permit, lock or pool lease of the engine, with the declaration that it was acquired by.
 pub(crate) enum Grant {
     Permit(EnginePermit, Arc<DeclaredSemaphore>),
     /// Shared with an extension that is under way.
@@ -98,7 +98,7 @@ impl Grant {
     }
 }
 
-/// The Python object of a permit, lock or lease.
+/// The Python object of a permit, lock or pool lease.
 pub(crate) enum GuardObject {
     Permit(Py<Permit>),
     Lock(Py<LockGuard>),
@@ -140,7 +140,7 @@ impl GuardObject {
     }
 }
 
-/// The permit, lock or lease of a Python object, until it is released or detached.
+/// The permit, lock or pool lease of a Python object, until it is released or detached.
 pub(crate) struct Slot {
     grant: Mutex<Option<PerProcess<Grant>>>,
     /// Cancels the body of a block when this is lost.
@@ -230,6 +230,7 @@ pub(crate) struct Permit {
     id: leasehold::AcquisitionId,
     fence: u64,
     slot_number: Option<u32>,
+    weight: u32,
     waited: Duration,
     declared: Arc<DeclaredSemaphore>,
 }
@@ -237,9 +238,9 @@ pub(crate) struct Permit {
 impl Permit {
     fn new(permit: EnginePermit, declared: Arc<DeclaredSemaphore>) -> Self {
         let (id, fence, slot_number) = (permit.id(), permit.fence().get(), permit.slot_number());
-        let waited = permit.waited();
+        let (weight, waited) = (permit.weight(), permit.waited());
         let slot = Slot::new(Grant::Permit(permit, declared.clone()));
-        Self { slot, id, fence, slot_number, waited, declared }
+        Self { slot, id, fence, slot_number, weight, waited, declared }
     }
 }
 
@@ -265,6 +266,12 @@ impl Permit {
     #[getter]
     fn slot_number(&self) -> Option<u32> {
         self.slot_number
+    }
+
+    /// How many units the permit takes.
+    #[getter]
+    fn weight(&self) -> u32 {
+        self.weight
     }
 
     /// How long the acquire waited, in seconds.
@@ -331,13 +338,14 @@ pub(crate) struct LockGuard {
     slot: Slot,
     id: leasehold::LockId,
     fence: u64,
+    waited: Duration,
     declared: Arc<DeclaredLock>,
 }
 
 impl LockGuard {
     fn new(guard: Arc<EngineGuard>, declared: Arc<DeclaredLock>) -> Self {
-        let (id, fence) = (guard.id(), guard.fence().get());
-        Self { slot: Slot::new(Grant::Lock(guard, declared.clone())), id, fence, declared }
+        let (id, fence, waited) = (guard.id(), guard.fence().get(), guard.waited());
+        Self { slot: Slot::new(Grant::Lock(guard, declared.clone())), id, fence, waited, declared }
     }
 
     fn guard<T>(&self, with: impl FnOnce(&Arc<EngineGuard>) -> T) -> Result<T, Failure> {
@@ -367,6 +375,12 @@ impl LockGuard {
     #[getter]
     fn fence(&self) -> u64 {
         self.fence
+    }
+
+    /// How long the acquire waited, in seconds.
+    #[getter]
+    fn waited(&self) -> f64 {
+        self.waited.as_secs_f64()
     }
 
     /// When the lock expires unless it is extended, in seconds since 1970 by the clock of the store.
@@ -434,18 +448,20 @@ impl LockGuard {
     }
 }
 
-/// A lease of a pool, which the client renews. It is held until it is released, garbage-collected or lost.
+/// A pool lease, which the client renews. It is held until it is released, garbage-collected or lost.
 #[pyclass(frozen, weakref, module = "leasehold")]
 pub(crate) struct PoolLease {
     slot: Slot,
     instance_id: String,
+    waited: Duration,
     declared: Arc<DeclaredPool>,
 }
 
 impl PoolLease {
     fn new(lease: EngineLease, declared: Arc<DeclaredPool>) -> Self {
-        let instance_id = lease.id().to_owned();
-        Self { slot: Slot::new(Grant::Lease(lease, declared.clone())), instance_id, declared }
+        let (instance_id, waited) = (lease.id().to_owned(), lease.waited());
+        let slot = Slot::new(Grant::Lease(lease, declared.clone()));
+        Self { slot, instance_id, waited, declared }
     }
 }
 
@@ -461,6 +477,12 @@ impl PoolLease {
     #[getter]
     fn id(&self) -> &str {
         &self.instance_id
+    }
+
+    /// How long the acquire waited, in seconds.
+    #[getter]
+    fn waited(&self) -> f64 {
+        self.waited.as_secs_f64()
     }
 
     /// How many seconds the lease stays valid without another renewal. It is never None.

@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold::{
-    Client as Engine, Jitter, Lock as EngineLock, LockId, Locks as EngineLocks, Retry,
+    Client as Engine, Jitter, Lock as EngineLock, LockId, LockInfo, Locks as EngineLocks, Retry,
 };
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
 use crate::client::Shared;
@@ -126,7 +127,7 @@ impl Lock {
     /// Returns a context manager that holds the lock: `async with lock.guard() as guard`, or `with` in a thread.
     ///
     /// - `within`: the longest wait, in seconds. By default it is that of the lock.
-    /// - `cancel_on_loss`: see `Semaphore.permit`.
+    /// - `cancel_on_loss`: see `Semaphore.guard`.
     #[pyo3(signature = (*, within=None, cancel_on_loss=true))]
     fn guard(&self, within: Option<Seconds>, cancel_on_loss: bool) -> Context {
         Context::new(Source::Lock(self.declared.clone(), given(within)), cancel_on_loss)
@@ -149,6 +150,28 @@ impl Lock {
             let guard = lock.try_acquire().await?;
             Ok(Value::Grant(guard.map(|guard| Grant::Lock(Arc::new(guard), declared))))
         })
+    }
+
+    /// Renews the lock with this lock id once, such as one that was detached. Returns whether it was held.
+    fn extend(&self, lock_id: &str) -> PyResult<Pending> {
+        let id = self::lock_id(lock_id)?;
+        Ok(self.declared.operation("Lock.extend", move |lock| async move {
+            Ok(Value::Bool(lock.extend(&id).await?))
+        }))
+    }
+
+    /// Releases the lock with this lock id. Returns whether it was held.
+    fn release(&self, lock_id: &str) -> PyResult<Pending> {
+        let id = self::lock_id(lock_id)?;
+        Ok(self.declared.operation("Lock.release", move |lock| async move {
+            Ok(Value::Bool(lock.release(&id).await?))
+        }))
+    }
+
+    /// Returns who holds the lock; None if it is free.
+    fn lookup(&self) -> Pending {
+        self.declared
+            .operation("Lock.lookup", |lock| async move { Ok(found(lock.lookup().await?)) })
     }
 
     fn __repr__(&self) -> String {
@@ -174,6 +197,10 @@ impl Locks {
     ) -> Pending {
         self.client.operation(name, move |engine| work(engine.locks()))
     }
+}
+
+fn found(info: Option<LockInfo>) -> Value {
+    info.map_or(Value::None, |info| Value::made(move |py| values::lock_info(py, &info)))
 }
 
 fn lock_id(id: &str) -> Result<LockId, Failure> {
@@ -223,20 +250,20 @@ impl Locks {
         }))
     }
 
-    /// Returns the lock with this key; None if it is not held.
-    fn lookup(&self, key: String) -> Pending {
-        self.operation("Locks.lookup", move |locks| async move {
-            let info = locks.lookup(&key).await?;
-            Ok(info.map_or(Value::None, |info| Value::made(move |py| values::lock_info(py, &info))))
-        })
-    }
-
-    /// Returns the lock with this lock id; None if it is not held.
-    fn lookup_id(&self, lock_id: &str) -> PyResult<Pending> {
-        let id = self::lock_id(lock_id)?;
-        Ok(self.operation("Locks.lookup_id", move |locks| async move {
-            let info = locks.lookup(&id).await?;
-            Ok(info.map_or(Value::None, |info| Value::made(move |py| values::lock_info(py, &info))))
+    /// Returns the lock with this key, or with this lock id: `lookup("invoice:42")`, `lookup(id=guard.id)`. None if it is not held.
+    #[pyo3(signature = (key=None, *, id=None))]
+    fn lookup(&self, key: Option<String>, id: Option<&str>) -> PyResult<Pending> {
+        let lock = match (key, id) {
+            (Some(key), None) => Ok(key),
+            (None, Some(id)) => Err(lock_id(id)?),
+            _ => return Err(PyTypeError::new_err("lookup takes either a key or an id")),
+        };
+        Ok(self.operation("Locks.lookup", move |locks| async move {
+            let info = match lock {
+                Ok(key) => locks.lookup(&key).await?,
+                Err(id) => locks.lookup(&id).await?,
+            };
+            Ok(found(info))
         }))
     }
 

@@ -42,7 +42,7 @@ pub(crate) enum Value {
     Bool(bool),
     Position(Option<usize>),
     Text(&'static str),
-    /// A permit, a lock or a lease; None if there was none.
+    /// A permit, a lock or a pool lease; None if there was none.
     Grant(Option<Grant>),
     /// Made with the GIL held.
     Made(Box<MakeObject>),

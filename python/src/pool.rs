@@ -68,7 +68,7 @@ impl DeclaredPool {
     }
 }
 
-/// A fixed number of leases, each held by an instance with an id. There is no queue.
+/// A fixed number of pool leases, each held by an instance with an id. There is no queue.
 ///
 /// An instance that acquires again renews its lease, and does not take a second one. So each worker needs an id of its own.
 #[pyclass(frozen, weakref, module = "leasehold")]
@@ -105,7 +105,7 @@ impl Pool {
         self.declared.options().capacity
     }
 
-    /// Waits for a lease of the instance and returns it. The client renews the lease in the background.
+    /// Waits for a pool lease of the instance and returns it. The client renews it in the background.
     ///
     /// `within` is the longest wait, in seconds. By default it is that of the pool.
     #[pyo3(signature = (instance_id, *, within=None))]
@@ -114,7 +114,7 @@ impl Pool {
         Pending::new(work, Completion::Return("Pool.acquire"), Id::None)
     }
 
-    /// Returns a lease of the instance if one is free; otherwise None. The client renews the lease in the background.
+    /// Returns a pool lease of the instance if one is free; otherwise None. The client renews it in the background.
     fn try_acquire(&self, instance_id: String) -> Pending {
         let declared = self.declared.clone();
         self.declared.operation("Pool.try_acquire", move |pool| async move {
@@ -123,31 +123,39 @@ impl Pool {
         })
     }
 
-    /// Returns a context manager that holds a lease: `async with pool.lease("worker-1") as lease`, or `with` in a thread.
+    /// Returns a context manager that holds a pool lease: `async with pool.guard("worker-1") as lease`, or `with` in a thread.
     ///
     /// The client renews the lease in the background.
     ///
     /// - `within`: the longest wait, in seconds. By default it is that of the pool.
-    /// - `cancel_on_loss`: see `Semaphore.permit`.
+    /// - `cancel_on_loss`: see `Semaphore.guard`.
     #[pyo3(signature = (instance_id, *, within=None, cancel_on_loss=true))]
-    fn lease(&self, instance_id: String, within: Option<Seconds>, cancel_on_loss: bool) -> Context {
+    fn guard(&self, instance_id: String, within: Option<Seconds>, cancel_on_loss: bool) -> Context {
         Context::new(
             Source::Pool(self.declared.clone(), instance_id, given(within)),
             cancel_on_loss,
         )
     }
 
-    /// Renews the lease of the instance once, such as one that was detached. Returns whether it was held.
+    /// Renews the pool lease of the instance once, such as one that was detached. Returns whether it was held.
     fn extend(&self, instance_id: String) -> Pending {
         self.declared.operation("Pool.extend", move |pool| async move {
             Ok(Value::Bool(pool.extend(&instance_id).await?))
         })
     }
 
-    /// Releases the lease of the instance. Returns whether it was held.
+    /// Releases the pool lease of the instance. Returns whether it was held.
     fn release(&self, instance_id: String) -> Pending {
         self.declared.operation("Pool.release", move |pool| async move {
             Ok(Value::Bool(pool.release(&instance_id).await?))
+        })
+    }
+
+    /// Returns the members of the pool.
+    fn stats(&self) -> Pending {
+        self.declared.operation("Pool.stats", |pool| async move {
+            let stats = pool.stats().await?;
+            Ok(Value::made(move |py| values::pool(py, &stats)))
         })
     }
 

@@ -98,7 +98,7 @@ impl DeclaredSemaphore {
 /// A fair counting semaphore: permits are granted in the order in which they were requested.
 ///
 /// Semaphores with the same name share their permits, in all programs that use the same store. `async with semaphore` and
-/// `with semaphore` hold one permit, as `semaphore.permit()` does.
+/// `with semaphore` hold one permit, as `semaphore.guard()` does.
 #[pyclass(frozen, extends = Context, module = "leasehold")]
 pub(crate) struct Semaphore {
     declared: Arc<DeclaredSemaphore>,
@@ -137,14 +137,14 @@ impl Semaphore {
         built.map_or(self.declared.options().capacity, |semaphore| semaphore.capacity())
     }
 
-    /// Returns a context manager that holds a permit: `async with semaphore.permit() as permit`, or `with` in a thread.
+    /// Returns a context manager that holds a permit: `async with semaphore.guard() as permit`, or `with` in a thread.
     ///
     /// - `within`: the longest wait, in seconds. After that the block raises TimedOut.
     /// - `weight`: how many units of the capacity the permit takes.
     /// - `cancel_on_loss`: whether the loss of the permit cancels the body of an `async with`. The block then raises Lost. The body of
     ///   a `with` cannot be cancelled: it runs to its end, and then the block raises Lost. With False, neither happens.
     #[pyo3(signature = (*, within=None, weight=1, cancel_on_loss=true))]
-    fn permit(
+    fn guard(
         &self,
         within: Option<Seconds>,
         #[pyo3(from_py_with = whole)] weight: u32,

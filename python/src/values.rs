@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant, SystemTime};
 
 use leasehold::{
-    ClientInfo, HeldLock, LockInfo, Member, Outage, PoolStats, SemaphoreStats, WaitsFor,
+    ClientInfo, HeldLock, LockInfo, Outage, PoolStats, SemaphoreMember, SemaphoreStats, WaitsFor,
 };
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -47,21 +47,21 @@ pub(crate) fn timestamp(time: SystemTime) -> f64 {
     time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }
 
-fn member(py: Python<'_>, member: &Member) -> PyResult<Py<PyAny>> {
+fn member(py: Python<'_>, member: &SemaphoreMember) -> PyResult<Py<PyAny>> {
     let fields = fields!(py,
         id: &member.id,
         label: &member.label,
         host: &member.host,
         pid: member.pid,
         age: seconds(member.age),
-        ends_in: seconds(member.ends_in),
-        ttl_left: seconds(member.ttl_left),
+        expires_in: seconds(member.expires_in),
+        ttl_ends_in: seconds(member.ttl_ends_in),
         silent_for: seconds(member.silent_for),
         fence: member.fence.map(leasehold::Fence::get),
         weight: member.weight,
         slot_number: member.slot_number,
     );
-    make(py, "Member", &fields)
+    make(py, "SemaphoreMember", &fields)
 }
 
 pub(crate) fn stats(py: Python<'_>, stats: &SemaphoreStats) -> PyResult<Py<PyAny>> {
@@ -86,7 +86,7 @@ pub(crate) fn stats(py: Python<'_>, stats: &SemaphoreStats) -> PyResult<Py<PyAny
         pinned: stats.pinned,
         paused: paused.transpose()?,
         held: stats.held,
-        units: stats.units,
+        held_units: stats.held_units,
         waiting: stats.waiting,
         waits_for: stats.waits_for.map(WaitsFor::as_str),
         rate: rate.transpose()?,
@@ -137,9 +137,9 @@ pub(crate) fn lock_info(py: Python<'_>, raw: &LockInfo) -> PyResult<Py<PyAny>> {
     let info = &raw;
     let fields = fields!(py,
         key: &raw.key,
-        lock_id: raw.lock_id.to_string(),
+        id: raw.id.to_string(),
         key_hash: &info.key_hash,
-        lock_id_hash: &info.lock_id_hash,
+        id_hash: &info.id_hash,
         acquired_at: timestamp(info.acquired_at),
         expires_at: timestamp(info.expires_at),
         fence: info.fence.get(),
@@ -171,18 +171,19 @@ pub(crate) fn pool_count(py: Python<'_>, current: u64, expired: u64) -> PyResult
     make(py, "PoolCount", &fields!(py, current_count: current, expired_count: expired))
 }
 
-pub(crate) fn pools(py: Python<'_>, pools: &[PoolStats]) -> PyResult<Py<PyAny>> {
-    let pool = |pool: &PoolStats| {
-        let member = |member: &leasehold::PoolMember| {
-            let fields = fields!(py,
-                instance_id: &member.instance_id,
-                silent_for: member.silent_for.as_secs_f64(),
-                ends_in: seconds(member.ends_in),
-            );
-            make(py, "PoolMember", &fields)
-        };
-        let fields = fields!(py, name: &pool.name, members: list(pool.members.iter().map(member))?);
-        make(py, "PoolStats", &fields)
+pub(crate) fn pool(py: Python<'_>, pool: &PoolStats) -> PyResult<Py<PyAny>> {
+    let member = |member: &leasehold::PoolMember| {
+        let fields = fields!(py,
+            id: &member.id,
+            silent_for: member.silent_for.as_secs_f64(),
+            expires_in: seconds(member.expires_in),
+        );
+        make(py, "PoolMember", &fields)
     };
-    any(py, list(pools.iter().map(pool))?)
+    let fields = fields!(py, name: &pool.name, members: list(pool.members.iter().map(member))?);
+    make(py, "PoolStats", &fields)
+}
+
+pub(crate) fn pools(py: Python<'_>, pools: &[PoolStats]) -> PyResult<Py<PyAny>> {
+    any(py, list(pools.iter().map(|one| pool(py, one)))?)
 }

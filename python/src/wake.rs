@@ -35,7 +35,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 enum Item {
     /// Resume a task.
     Resume(Arc<Waiter>),
-    /// Look whether a permit, a lock or a lease was lost.
+    /// Look whether a permit, a lock or a pool lease was lost.
     Loss(Arc<Watch>),
 }
 

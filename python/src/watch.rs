@@ -26,7 +26,7 @@ const MESSAGE: &str = "leasehold: the lease of this block was lost";
 
 static CANCELLED: PyOnceLock<Py<PyType>> = PyOnceLock::new();
 
-/// Cancels a task when a permit, a lock or a lease is lost.
+/// Cancels a task when a permit, a lock or a pool lease is lost.
 pub(crate) struct Watch {
     queue: Arc<Queue>,
     state: Mutex<Watching>,

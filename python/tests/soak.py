@@ -54,13 +54,13 @@ async def one_task(client: leasehold.Client, until: float) -> None:
         kind = random.choice(["steady", "weight", "lossy", "within", "cancel", "lock", "pool", "try", "lost"])
         try:
             if kind == "steady":
-                async with steady.permit():
+                async with steady.guard():
                     await asyncio.sleep(random.random() / 500)
             elif kind == "weight":
-                async with steady.permit(weight=2, within=2):
+                async with steady.guard(weight=2, within=2):
                     await asyncio.sleep(0)
             elif kind == "lossy":
-                async with lossy.permit(within=2):
+                async with lossy.guard(within=2):
                     await asyncio.sleep(random.random() / 3)
             elif kind == "within":
                 await (await steady.acquire(within=0.005)).release()
@@ -70,7 +70,7 @@ async def one_task(client: leasehold.Client, until: float) -> None:
                 async with lock.guard(within=1):
                     await asyncio.sleep(0)
             elif kind == "pool":
-                async with pool.lease(f"worker-{random.randrange(4)}", within=0.3):
+                async with pool.guard(f"worker-{random.randrange(4)}", within=0.3):
                     await asyncio.sleep(0)
             elif kind == "try":
                 permit = await steady.try_acquire()
@@ -85,7 +85,7 @@ async def one_task(client: leasehold.Client, until: float) -> None:
 
 async def cancelled_somewhere(semaphore: leasehold.Semaphore) -> None:
     async def block() -> None:
-        async with semaphore.permit():
+        async with semaphore.guard():
             await asyncio.sleep(random.random() / 200)
 
     task = asyncio.ensure_future(block())
@@ -110,7 +110,7 @@ def in_thread(client: leasehold.Client, until: float) -> None:
     steady = client.semaphore("steady", 3, lease=2)
     while time.monotonic() < until:
         try:
-            with steady.permit(within=1):
+            with steady.guard(within=1):
                 time.sleep(random.random() / 500)
             counted["thread"] += 1
         except (leasehold.TimedOut, leasehold.Lost, leasehold.Unavailable) as error:
@@ -137,7 +137,7 @@ def until_free(client: leasehold.Client) -> None:
         assert time.monotonic() < deadline, stats
         time.sleep(0.05)
     while client.locks.is_locked("key").wait() or client.pools().wait():
-        assert time.monotonic() < deadline, "a lock or a lease is still held"
+        assert time.monotonic() < deadline, "a lock or a pool lease is still held"
         time.sleep(0.05)
 
 

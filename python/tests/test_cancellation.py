@@ -53,7 +53,7 @@ def test_a_waiter_leaves_the_queue(url: str, way: str) -> None:
             if way == "acquire":
                 waiting = asyncio.ensure_future(api.acquire())
             else:
-                waiting = asyncio.ensure_future(hold_forever(api.permit(), asyncio.Event()))
+                waiting = asyncio.ensure_future(hold_forever(api.guard(), asyncio.Event()))
             await do.until_waiting(api, 1)
             await cancelled(waiting)
             await do.until_waiting(api, 0)
@@ -150,10 +150,8 @@ def test_granted_but_not_resumed(url: str, way: str) -> None:
             held = await api.acquire()
             waiting: asyncio.Task[object]
             inside = asyncio.Event()
-            if way == "acquire":
-                waiting = asyncio.ensure_future(api.acquire())
-            else:
-                waiting = asyncio.ensure_future(hold_forever(api.permit(), inside))
+            begun = api.acquire() if way == "acquire" else hold_forever(api.guard(), inside)
+            waiting = asyncio.ensure_future(begun)
             await do.until_waiting(api, 1)
             # From here on the loop does not run: the release comes from another thread.
             thread = threading.Thread(target=held.release().wait)
@@ -204,7 +202,7 @@ def test_a_time_out_of_asyncio(url: str) -> None:
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(api.acquire(), 0.05)
             with pytest.raises(asyncio.TimeoutError):
-                await asyncio.wait_for(hold_forever(api.permit(), asyncio.Event()), 0.05)
+                await asyncio.wait_for(hold_forever(api.guard(), asyncio.Event()), 0.05)
             if sys.version_info >= (3, 11):
                 with pytest.raises(TimeoutError):
                     async with asyncio.timeout(0.05):
@@ -254,7 +252,7 @@ def test_cancelled_while_the_store_is_unreachable(own_redis: RedisServer, point:
         leave = asyncio.Event()
 
         async def block() -> None:
-            async with api.permit():
+            async with api.guard():
                 inside.set()
                 await leave.wait()
 
@@ -262,7 +260,7 @@ def test_cancelled_while_the_store_is_unreachable(own_redis: RedisServer, point:
         await inside.wait()
         other: asyncio.Task[None] | None = None
         if point in ("queued", "enter"):
-            other = asyncio.ensure_future(hold_forever(api.permit(), asyncio.Event()))
+            other = asyncio.ensure_future(hold_forever(api.guard(), asyncio.Event()))
             if point == "queued":
                 await do.until_waiting(api, 1)
         own_redis.stop()
@@ -294,7 +292,7 @@ def test_a_release_that_fails_is_logged(own_redis: RedisServer, caplog: pytest.L
         client = await leasehold.Client(own_redis.url, answer_timeout=0.3).open()
         api = client.semaphore("api", 1)
         with pytest.raises(KeyError, match="own"):
-            async with api.permit():
+            async with api.guard():
                 own_redis.stop()
                 raise KeyError("the body's own")
         # An unreachable store never looks like contention.
@@ -315,7 +313,7 @@ def test_cancelled_in_the_body(url: str) -> None:
         async with opened(url) as client:
             api = client.semaphore("api", 1)
             inside = asyncio.Event()
-            task = asyncio.ensure_future(hold_forever(api.permit(), inside))
+            task = asyncio.ensure_future(hold_forever(api.guard(), inside))
             await inside.wait()
             assert (await api.stats()).held == 1
             await cancelled(task)
@@ -333,7 +331,7 @@ def test_cancelled_while_it_releases(url: str) -> None:
             leave = asyncio.Event()
 
             async def block() -> None:
-                async with api.permit():
+                async with api.guard():
                     await leave.wait()
 
             for turns in range(6):
@@ -378,7 +376,7 @@ def test_a_coroutine_that_is_closed(url: str) -> None:
         async with opened(url) as client:
             api = client.semaphore("api", 1)
             entered = asyncio.Event()
-            inside = hold_forever(api.permit(), entered)
+            inside = hold_forever(api.guard(), entered)
             # As a task that is destroyed while it waits.
             step = inside.__await__()
             while True:
@@ -390,7 +388,7 @@ def test_a_coroutine_that_is_closed(url: str) -> None:
             inside.close()
             await do.until_free(api)
             held_one = await api.acquire()
-            queued = hold_forever(api.permit(), asyncio.Event())
+            queued = hold_forever(api.guard(), asyncio.Event())
             queued.__await__().send(None)
             await do.until_waiting(api, 1)
             queued.close()
@@ -423,8 +421,8 @@ def test_gather_and_groups(url: str) -> None:
                 await task.result().release()
                 with pytest.raises(BaseExceptionGroup):  # noqa: F821
                     async with asyncio.TaskGroup() as group:
-                        group.create_task(hold_forever(api.permit(), asyncio.Event()))
-                        group.create_task(hold_forever(api.permit(), asyncio.Event()))
+                        group.create_task(hold_forever(api.guard(), asyncio.Event()))
+                        group.create_task(hold_forever(api.guard(), asyncio.Event()))
                         await do.until_waiting(api, 1)
                         raise KeyError("the body's own")
             await second.release()

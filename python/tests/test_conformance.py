@@ -58,15 +58,16 @@ def test_weights_take_all_or_nothing(client: leasehold.Client, driver: Driver) -
     async def body(do: Driver) -> None:
         memory = client.semaphore("memory", 4)
         large = await do.do(memory.acquire(weight=3))
+        assert large.weight == 3
         assert await do.do(memory.try_acquire(weight=2)) is None
         small = await do.do(memory.try_acquire(weight=1))
         assert small is not None
         stats = await do.do(memory.stats())
-        assert (stats.held, stats.units, stats.percent) == (2, 4, 100.0)
+        assert (stats.held, stats.held_units, stats.percent) == (2, 4, 100.0)
         assert [holder.weight for holder in stats.holders] == [3, 1]
         await do.do(large.release())
-        async with do.hold(memory.permit(weight=3)):
-            assert (await do.do(memory.stats())).units == 4
+        async with do.hold(memory.guard(weight=3)):
+            assert (await do.do(memory.stats())).held_units == 4
         await do.do(small.release())
         with pytest.raises(leasehold.TooHeavy, match="weight") as heavy:
             await do.do(memory.acquire(weight=5))
@@ -90,7 +91,7 @@ def test_a_wait_that_is_too_long(client: leasehold.Client, driver: Driver, withi
         assert isinstance(raised.value, TimeoutError)
         assert isinstance(raised.value, asyncio.TimeoutError)
         with pytest.raises(leasehold.TimedOut):
-            async with do.hold(api.permit(within=within)):
+            async with do.hold(api.guard(within=within)):
                 raise AssertionError("it is held")
         hasty = client.semaphore("api", 1, within=0.4)
         with pytest.raises(leasehold.TimedOut):
@@ -104,20 +105,20 @@ def test_a_wait_that_is_too_long(client: leasehold.Client, driver: Driver, withi
 def test_a_block_releases_however_it_ends(client: leasehold.Client, driver: Driver) -> None:
     async def body(do: Driver) -> None:
         api = client.semaphore("api", 1)
-        async with do.hold(api.permit()) as permit:
+        async with do.hold(api.guard()) as permit:
             permit.check()
             assert (await do.do(api.stats())).held == 1
         assert (await do.do(api.stats())).held == 0
         with pytest.raises(leasehold.Lost):
             permit.check()
         with pytest.raises(KeyError):
-            async with do.hold(api.permit()):
+            async with do.hold(api.guard()):
                 raise KeyError("the body's own")
         assert (await do.do(api.stats())).held == 0
-        async with do.hold(api.permit()) as permit:
+        async with do.hold(api.guard()) as permit:
             assert await do.do(permit.release())
             assert (await do.do(api.stats())).held == 0
-        context = api.permit()
+        context = api.guard()
         for _ in range(3):
             async with do.hold(context):
                 assert (await do.do(api.stats())).held == 1
@@ -129,7 +130,7 @@ def test_a_block_releases_however_it_ends(client: leasehold.Client, driver: Driv
 def test_a_block_can_be_nested(client: leasehold.Client, driver: Driver) -> None:
     async def body(do: Driver) -> None:
         api = client.semaphore("api", 3)
-        context = api.permit()
+        context = api.guard()
         async with do.hold(context) as outer:
             async with do.hold(context) as inner:
                 assert outer.id != inner.id
@@ -216,7 +217,7 @@ def test_statistics(client: leasehold.Client, driver: Driver) -> None:
         assert (await do.do(empty.stats())).capacity == 7
         names = [one.name for one in await do.do(client.stats())]
         assert names == ["full"]
-        async with do.hold(empty.permit()):
+        async with do.hold(empty.guard()):
             names = [one.name for one in await do.do(client.stats(limit=1))]
             assert names == ["full"], "the most used first"
         all_names = {one.name for one in await do.do(client.stats(unused=True))}
@@ -306,15 +307,15 @@ def test_a_block_that_ends_under_a_lost_permit(client: leasehold.Client, driver:
         api = client.semaphore("api", 1, ttl=0.2)
         ended = False
         with pytest.raises(leasehold.Lost):
-            async with do.hold(api.permit()) as permit:
+            async with do.hold(api.guard()) as permit:
                 while permit.valid_for:
                     time.sleep(0.01)  # it never lets the event loop run
                 ended = True
         assert ended
-        async with do.hold(api.permit(cancel_on_loss=False)) as permit:
+        async with do.hold(api.guard(cancel_on_loss=False)) as permit:
             assert await do.do(permit.lost()) == "ttl-ended"
         with pytest.raises(KeyError):
-            async with do.hold(api.permit()) as permit:
+            async with do.hold(api.guard()) as permit:
                 while permit.valid_for:
                     time.sleep(0.01)
                 raise KeyError("the body's own")
@@ -397,12 +398,13 @@ def test_locks(client: leasehold.Client, driver: Driver) -> None:
             guard.check()
         second = await do.result(waiting)
         assert second.fence > guard.fence
+        assert 0 < second.waited < 60
         await do.do(second.release())
         async with do.hold(lock.guard(within=5)) as third:
             third.check()
             info = await do.do(client.locks.lookup("invoice:42"))
             assert info is not None
-            assert (info.key, info.lock_id, info.label) == ("invoice:42", third.id, "nightly")
+            assert (info.key, info.id, info.label) == ("invoice:42", third.id, "nightly")
             assert info.fence == third.fence > second.fence
         assert not await do.do(client.locks.is_locked("invoice:42"))
 
@@ -417,7 +419,7 @@ def test_locks_by_id(client: leasehold.Client, driver: Driver) -> None:
         assert await do.do(locks.try_acquire("key", 30)) is None
         assert await do.do(locks.is_locked("key"))
         assert await do.do(locks.owns(held.id))
-        found = await do.do(locks.lookup_id(held.id))
+        found = await do.do(locks.lookup(id=held.id))
         assert found is not None
         assert found.key == "key"
         assert held.id not in repr(held) + repr(found)
@@ -427,8 +429,20 @@ def test_locks_by_id(client: leasehold.Client, driver: Driver) -> None:
         assert not await do.do(locks.release(held.id))
         assert not await do.do(locks.extend(held.id, 60))
         assert await do.do(locks.lookup("key")) is None
-        assert await do.do(locks.lookup_id(held.id)) is None
-        detached = (await do.do(client.lock("key").acquire())).detach()
+        assert await do.do(locks.lookup(id=held.id)) is None
+        with pytest.raises(TypeError):
+            locks.lookup("key", id=held.id)
+        lock = client.lock("key", lease=30, label="cron")
+        assert await do.do(lock.lookup()) is None
+        detached = (await do.do(lock.acquire())).detach()
+        info = await do.do(lock.lookup())
+        assert info is not None
+        assert (info.id, info.label) == (detached, "cron")
+        assert await do.do(lock.extend(detached))
+        assert await do.do(lock.release(detached))
+        assert not await do.do(lock.release(detached))
+        assert not await do.do(lock.extend(detached))
+        detached = (await do.do(lock.acquire())).detach()
         assert await do.do(locks.release(detached))
         with pytest.raises(leasehold.InvalidArgument, match="lock id") as raised:
             await do.do(locks.release(held.id + "\n"))
@@ -463,20 +477,22 @@ def test_pools(client: leasehold.Client, driver: Driver) -> None:
         with pytest.raises(leasehold.TimedOut, match="1 of 1 are held"):
             await do.do(pool.acquire("worker-2", within=0.05))
         with pytest.raises(leasehold.TimedOut, match="1 of 1 are held"):
-            async with do.hold(pool.lease("worker-2", within=0.05)):
+            async with do.hold(pool.guard("worker-2", within=0.05)):
                 pass
         assert await do.do(pool.release(first))
         assert not await do.do(pool.release(first))
-        async with do.hold(pool.lease("worker-2")) as lease:
+        async with do.hold(pool.guard("worker-2")) as lease:
             lease.check()
             assert (lease.name, lease.id) == ("encoders", "worker-2")
             assert lease.valid_for is not None
             assert 0 < lease.valid_for <= 5
+            assert lease.waited < 60
+            stats = await do.do(pool.stats())
+            assert (stats.name, [member.id for member in stats.members]) == ("encoders", ["worker-2"])
             pools = await do.do(client.pools())
-            assert [(one.name, [member.instance_id for member in one.members]) for one in pools] == [
-                ("encoders", ["worker-2"])
-            ]
+            assert [(one.name, [member.id for member in one.members]) for one in pools] == [("encoders", ["worker-2"])]
         assert await do.do(client.pools()) == []
+        assert (await do.do(pool.stats())).members == []
         tried = await do.do(pool.try_acquire("worker-3"))
         assert tried is not None
         assert await do.do(tried.release())

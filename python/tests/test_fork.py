@@ -78,10 +78,10 @@ def test_the_child_has_a_client_of_its_own(redis_server: RedisServer) -> None:
             assert api.try_acquire().wait() is None, "the parent holds it"
             other = client.semaphore("other", 1).acquire(within=5).wait()
             assert not other.id.startswith(parent)
-            with client.semaphore("other", 2).permit(within=5):
+            with client.semaphore("other", 2).guard(within=5):
                 pass
             async def main():
-                async with client.semaphore("third", 1).permit(within=5):
+                async with client.semaphore("third", 1).guard(within=5):
                     return "works"
             return asyncio.run(main())
         parent = client.id
@@ -98,7 +98,7 @@ def test_the_child_of_a_client_in_memory_has_an_empty_store() -> None:
     code = """
         held = api.acquire().wait()
         def child():
-            with api.permit(within=5):
+            with api.guard(within=5):
                 return api.stats().wait().held
         assert in_child(child) == "1"
         held.check()
@@ -120,7 +120,7 @@ def test_a_file_is_refused_in_the_child(tmp_path: pathlib.Path) -> None:
                 else:
                     raise AssertionError("it was opened")
             # Other stores work.
-            with leasehold.Client.memory().semaphore("api", 1).permit(within=5):
+            with leasehold.Client.memory().semaphore("api", 1).guard(within=5):
                 return message
         assert "spawn" in in_child(child) and "first client after the fork" in in_child(child)
         # In a grandchild, too.
@@ -136,7 +136,7 @@ def test_a_file_that_only_children_open(tmp_path: pathlib.Path) -> None:
     """A client that was declared, but not used before the fork, works in every child."""
     code = """
         def child():
-            with api.permit(within=10):
+            with api.guard(within=10):
                 return "works"
         assert [in_child(child) for _ in range(3)] == ["works"] * 3
         print("fine")
@@ -201,7 +201,7 @@ def test_a_block_that_the_parent_has_entered(url: str, end: str) -> None:
     """The child leaves the block, and the parent's permit stays held."""
     code = """
         def fork():
-            with api.permit() as permit:
+            with api.guard() as permit:
                 pid = os.fork()
                 if pid == 0:
                     %s
@@ -224,7 +224,7 @@ def test_a_fork_inside_of_an_event_loop(redis_server: RedisServer) -> None:
     redis_server.command("FLUSHALL")
     code = """
         async def main():
-            async with api.permit() as permit:
+            async with api.guard() as permit:
                 waiting = asyncio.ensure_future(api.acquire())
                 while (await api.stats()).waiting < 1:
                     await asyncio.sleep(0)
@@ -255,14 +255,14 @@ def test_forks_while_other_threads_wait_and_work(redis_server: RedisServer) -> N
             api.acquire().wait().release().wait()
         def work():
             while not stop.is_set():
-                with busy.permit():
+                with busy.guard():
                     pass
         threads = [threading.Thread(target=wait) for _ in range(4)] + [threading.Thread(target=work) for _ in range(4)]
         for thread in threads:
             thread.start()
         until(lambda: api.stats().wait().waiting == 4)
         def child():
-            with client.semaphore("childs", 3).permit(within=20):
+            with client.semaphore("childs", 3).guard(within=20):
                 gc.collect()
                 return "works"
         for number in range(10):
@@ -322,7 +322,7 @@ def wait():
 
 def work():
     while True:
-        with busy.permit():
+        with busy.guard():
             pass
 
 for target in [wait] * 10 + [work]:
@@ -401,7 +401,7 @@ client = leasehold.Client(sys.argv[1])
 api = client.semaphore("api", 2)
 
 def work(number):
-    with api.permit(within=20) as permit:
+    with api.guard(within=20) as permit:
         return permit.id.rsplit("-", 1)[0]
 """
     )
@@ -413,7 +413,7 @@ warnings.simplefilter("ignore", DeprecationWarning)
 import worker
 
 if __name__ == "__main__":
-    with worker.api.permit():
+    with worker.api.guard():
         with multiprocessing.get_context(sys.argv[2]).Pool(3) as pool:
             clients = set(pool.map(worker.work, range(20), chunksize=1))
     assert worker.client.id not in clients
@@ -456,7 +456,7 @@ def work(url):
 def goes_on():
     time.sleep(0.2)
     permit.check()
-    with client.semaphore("other", 1).permit(within=10):
+    with client.semaphore("other", 1).guard(within=10):
         print("works", flush=True)
 
 if __name__ == "__main__":
@@ -486,13 +486,13 @@ import multiprocessing, sys, leasehold
 
 def work(url):
     client = leasehold.Client(url)
-    with client.semaphore("api", 1).permit(within=20):
+    with client.semaphore("api", 1).guard(within=20):
         return client.id
 
 if __name__ == "__main__":
     client = leasehold.Client(sys.argv[1])
     api = client.semaphore("api", 1)
-    with api.permit():
+    with api.guard():
         pass
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         clients = set(pool.map(work, [sys.argv[1]] * 6, chunksize=1))
@@ -523,7 +523,7 @@ api = client.semaphore("requests", 2)
 master = client.semaphore("master", 1).acquire().wait()
 
 def app(environ, start_response):
-    with api.permit(within=10) as permit:
+    with api.guard(within=10) as permit:
         try:
             master.check()
             refused = "no"

@@ -31,7 +31,7 @@ def test_a_body_is_cancelled_when_the_ttl_ends(client: leasehold.Client) -> None
         api = client.semaphore("api", 1, ttl=0.2)
         seen = False
         with pytest.raises(leasehold.Lost, match="TTL ended") as raised:
-            async with api.permit():
+            async with api.guard():
                 try:
                     await forever()
                 except asyncio.CancelledError:
@@ -57,9 +57,9 @@ def test_a_body_is_cancelled_by_every_kind_of_loss(client: leasehold.Client, way
         if way == "lock":
             context = client.lock("key", lease=0.6).guard()
         elif way == "lease":
-            context = client.pool("pool", 1, lease=1).lease("worker")
+            context = client.pool("pool", 1, lease=1).guard("worker")
         else:
-            context = client.semaphore("api", 1).permit()
+            context = client.semaphore("api", 1).guard()
         inside: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
         async def body() -> None:
@@ -72,7 +72,6 @@ def test_a_body_is_cancelled_by_every_kind_of_loss(client: leasehold.Client, way
         if way == "release":
             assert await client.semaphore("api", 1).release(held.id)
         elif way == "lock":
-            # The guard learns of it when it is next extended.
             assert await client.locks.release(held.id)
         elif way == "lease":
             assert await client.pool("pool", 1, lease=1).release("worker")
@@ -80,7 +79,7 @@ def test_a_body_is_cancelled_by_every_kind_of_loss(client: leasehold.Client, way
             await client.close()
         with pytest.raises(leasehold.Lost) as raised:
             await asyncio.wait_for(task, TIME_LIMIT)
-        expected = {"release": "released", "close": "closed", "lock": "missing", "lease": "missing"}
+        expected = {"release": "released", "close": "closed", "lock": "released", "lease": "released"}
         assert raised.value.reason == expected[way]
 
     asyncio.run(main())
@@ -89,7 +88,7 @@ def test_a_body_is_cancelled_by_every_kind_of_loss(client: leasehold.Client, way
 def test_a_body_is_not_cancelled_if_that_is_disabled(client: leasehold.Client) -> None:
     async def main() -> None:
         api = client.semaphore("api", 1, ttl=0.2)
-        async with api.permit(cancel_on_loss=False) as permit:
+        async with api.guard(cancel_on_loss=False) as permit:
             assert await permit.lost() == "ttl-ended"
             await asyncio.sleep(0.05)
 
@@ -102,7 +101,7 @@ def test_a_foreign_cancellation_stays_one(client: leasehold.Client) -> None:
         inside = asyncio.Event()
 
         async def body() -> None:
-            async with api.permit():
+            async with api.guard():
                 inside.set()
                 await forever()
 
@@ -124,7 +123,7 @@ def test_a_foreign_cancellation_at_the_same_time_wins(client: leasehold.Client) 
         stop = asyncio.Event()
 
         async def body() -> None:
-            async with api.permit() as permit:
+            async with api.guard() as permit:
                 inside.set_result(permit)
                 try:
                     await forever()
@@ -149,18 +148,18 @@ def test_a_time_out_around_a_block(client: leasehold.Client) -> None:
         api = client.semaphore("api", 1, ttl=60)
 
         async def body() -> None:
-            async with api.permit():
+            async with api.guard():
                 await forever()
 
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(body(), 0.1)
         if sys.version_info >= (3, 11):
             with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.1), api.permit():
+                async with asyncio.timeout(0.1), api.guard():
                     await forever()
             lossy = client.semaphore("lossy", 1, ttl=0.2)
             with pytest.raises(leasehold.Lost):
-                async with asyncio.timeout(60), lossy.permit():
+                async with asyncio.timeout(60), lossy.guard():
                     await forever()
             assert cancelling() == 0
         await do.until_free(api)
@@ -172,7 +171,7 @@ def test_a_body_that_swallows_the_cancellation(client: leasehold.Client) -> None
     async def main() -> None:
         api = client.semaphore("api", 1, ttl=0.2)
         with pytest.raises(leasehold.Lost):
-            async with api.permit():
+            async with api.guard():
                 try:
                     await forever()
                 except asyncio.CancelledError:
@@ -180,7 +179,7 @@ def test_a_body_that_swallows_the_cancellation(client: leasehold.Client) -> None
         assert cancelling() == 0
         await asyncio.sleep(0)
         with pytest.raises(KeyError):
-            async with api.permit():
+            async with api.guard():
                 try:
                     await forever()
                 except asyncio.CancelledError:
@@ -197,7 +196,7 @@ def test_a_body_that_releases_what_it_has_lost(client: leasehold.Client, kind: s
     async def main() -> None:
         context: leasehold.HeldContext[Any]
         if kind == "permit":
-            context = client.semaphore("name", 1, ttl=0.2).permit()
+            context = client.semaphore("name", 1, ttl=0.2).guard()
             reason, message = "ttl-ended", 'the permit of "name" was lost: its TTL ended'
         else:
             context = client.lock("name", ttl=0.3).guard()
@@ -226,9 +225,9 @@ def test_a_loss_cancels_only_its_own_block(client: leasehold.Client) -> None:
 
         async def body() -> None:
             nonlocal reached
-            async with outer.permit() as permit:
+            async with outer.guard() as permit:
                 try:
-                    async with inner.permit():
+                    async with inner.guard():
                         inside.set_result(permit)
                         await forever()
                 except leasehold.Lost:
@@ -253,7 +252,7 @@ def test_a_loss_after_the_task_that_entered_has_ended(client: leasehold.Client) 
     """As in a fixture of pytest. Nothing was cancelled for the loss, so a cancellation of the other task stays one."""
 
     async def main() -> None:
-        context = client.semaphore("api", 1, ttl=0.2).permit()
+        context = client.semaphore("api", 1, ttl=0.2).guard()
         entering: asyncio.Task[leasehold.Permit] = asyncio.ensure_future(context.__aenter__())
         permit = await entering
         assert await permit.lost() == "ttl-ended"
@@ -283,10 +282,10 @@ def test_a_loss_after_the_task_that_entered_has_ended(client: leasehold.Client) 
 def test_a_release_by_the_holder_is_not_a_loss(client: leasehold.Client) -> None:
     async def main() -> None:
         api = client.semaphore("api", 2)
-        async with api.permit() as permit:
+        async with api.guard() as permit:
             await permit.release()
             await asyncio.sleep(0.05)
-        async with api.permit() as permit:
+        async with api.guard() as permit:
             name = permit.detach()
             await asyncio.sleep(0.05)
         assert await api.release(name)
@@ -299,7 +298,7 @@ def test_many_tasks_share_one_context(client: leasehold.Client) -> None:
 
     async def main() -> None:
         api = client.semaphore("api", 5)
-        context = api.permit()
+        context = api.guard()
 
         async def body(turns: int) -> None:
             async with context as permit:
@@ -324,7 +323,7 @@ def test_many_tasks_share_one_context(client: leasehold.Client) -> None:
 def test_entered_in_one_task_and_left_in_another(client: leasehold.Client) -> None:
     async def main() -> None:
         api = client.semaphore("api", 1)
-        context = api.permit()
+        context = api.guard()
         await asyncio.ensure_future(context.__aenter__())
         assert (await api.stats()).held == 1
         await asyncio.ensure_future(context.__aexit__(None, None, None))

@@ -98,7 +98,7 @@ def test_the_path_of_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.P
 def test_a_client_that_only_reads_a_file(tmp_path: pathlib.Path) -> None:
     url = f"sqlite:{tmp_path / 'store'}"
     writer, reader = leasehold.Client(url), leasehold.Client(url, read_only=True)
-    with writer, writer.semaphore("api", 1).permit():
+    with writer, writer.semaphore("api", 1).guard():
         assert reader.stats().wait()[0].held == 1
         with pytest.raises(leasehold.Denied):
             reader.semaphore("api", 1).try_acquire().wait()
@@ -137,7 +137,7 @@ def test_settings(redis_server: RedisServer, tmp_path: pathlib.Path) -> None:
         lock_prefix="locks",
         connect_timeout=1,
         answer_timeout=timedelta(seconds=2),
-        confirm_within=1.5,
+        claim_within=1.5,
     )
     held = client.semaphore("api", 1).acquire().wait()
     guard = client.lock("key").acquire().wait()
@@ -159,8 +159,8 @@ def test_settings(redis_server: RedisServer, tmp_path: pathlib.Path) -> None:
         leasehold.Client(f"sqlite:{tmp_path / 'store'}", connect_timeout=1)
     with pytest.raises(leasehold.InvalidArgument, match="answer_timeout: it is 0; it must be longer than zero"):
         leasehold.Client(redis_server.url, answer_timeout=0)
-    with pytest.raises(leasehold.InvalidArgument, match="confirm_within: it is 500ms; the minimum is 1s"):
-        leasehold.Client(redis_server.url, confirm_within=0.5)
+    with pytest.raises(leasehold.InvalidArgument, match="claim_within: it is 500ms; the minimum is 1s"):
+        leasehold.Client(redis_server.url, claim_within=0.5)
     certificates: list[bytes | str] = [b"no certificate", "-----BEGIN nothing"]
     for given in certificates:
         with pytest.raises(leasehold.InvalidArgument, match="ca_certificate"):
@@ -195,7 +195,7 @@ def test_arguments_are_checked_before_anything_is_opened(url: str) -> None:
         (lambda: client.semaphore("api", -1), "-1 is negative"),
         (lambda: client.semaphore("api", 2**32), "4294967296 is too large; the largest is 4294967295"),
         (lambda: client.semaphore("api", 1, rate=(-1, 1)), "-1 is negative"),
-        (lambda: client.semaphore("api", 1).permit(weight=-1), "-1 is negative"),
+        (lambda: client.semaphore("api", 1).guard(weight=-1), "-1 is negative"),
         (lambda: client.lock("key", ttl=0), "ttl"),
         (lambda: client.stats(limit=-1), "-1 is negative"),
     ]
@@ -312,7 +312,7 @@ def test_an_operation_that_is_never_awaited_warns() -> None:
     for call, name in calls:
         with pytest.warns(RuntimeWarning, match=f"leasehold.{name} was never awaited: await it"):
             call()
-    api.permit()  # a block that is not entered is no mistake
+    api.guard()  # a block that is not entered is no mistake
     with pytest.warns(RuntimeWarning, match="close"):
         client.close()
     api.acquire().close()
@@ -429,13 +429,13 @@ def test_a_handler_may_use_the_package() -> None:
         class Handler(logging.Handler):
             def emit(self, record):
                 if not done.is_set() and "acquired" in record.getMessage():
-                    with other.permit():
+                    with other.guard():
                         done.set()
         logging.getLogger("leasehold").addHandler(Handler())
         logging.getLogger("leasehold").setLevel(logging.DEBUG)
         client = leasehold.Client.memory()
         other = client.semaphore("other", 1, ttl=60)
-        with client.semaphore("api", 1, ttl=60).permit():
+        with client.semaphore("api", 1, ttl=60).guard():
             assert done.wait(20)
         print("done")
     """

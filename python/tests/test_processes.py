@@ -39,7 +39,7 @@ def test_ctrl_c_while_a_thread_waits(url: str) -> None:
         except KeyboardInterrupt:
             print("interrupted", api.stats().wait().waiting, flush=True)
         held.release().wait()
-        with api.permit():
+        with api.guard():
             print("works", flush=True)
     """
     with scripts.started(code, url) as process:
@@ -97,7 +97,7 @@ def test_a_wait_in_an_event_loop_is_refused() -> None:
         api = leasehold.Client.memory().semaphore("api", 1)
         with pytest.raises(leasehold.WrongThread, match="await it instead"):
             api.acquire().wait()
-        with pytest.raises(leasehold.WrongThread, match="use `async with` instead"), api.permit():
+        with pytest.raises(leasehold.WrongThread, match="use `async with` instead"), api.guard():
             pass
         assert (await api.stats()).held == 0
 
@@ -122,7 +122,7 @@ def test_the_end_of_the_interpreter_releases(shared_url: str, way: str) -> None:
         # On Redis, a detached permit ends with its lease.
         api = client.semaphore("api", 1, lease=1 if way == "detached" else 60)
         if way == "block":
-            block = api.permit()
+            block = api.guard()
             block.__enter__()
         else:
             permit = api.acquire().wait()
@@ -180,14 +180,14 @@ def test_the_end_of_the_interpreter_while_a_daemon_thread_works(url: str, work: 
         client = leasehold.Client(sys.argv[1])
         begun = threading.Event()
         async def block():
-            async with client.semaphore("api", 2).permit():
+            async with client.semaphore("api", 2).guard():
                 begun.set()
         async def blocks():
             while True:
                 await asyncio.gather(*(block() for _ in range(3)))
         def permits():
             while True:
-                with client.semaphore("api", 2).permit():
+                with client.semaphore("api", 2).guard():
                     begun.set()
         def stats():
             while True:
@@ -211,7 +211,7 @@ def test_the_end_of_asyncio_run_with_waiters(url: str) -> None:
             held = await api.acquire()
             tasks = [asyncio.ensure_future(api.acquire()) for _ in range(5)]
             async def block():
-                async with api.permit():
+                async with api.guard():
                     pass
             tasks.append(asyncio.ensure_future(block()))
             while (await api.stats()).waiting < 6:
@@ -260,7 +260,7 @@ def test_a_permit_that_is_collected_is_released(client: leasehold.Client) -> Non
     del cycle
     gc.collect()
     do.run(lambda do: do.until_free(api))
-    context = api.permit()
+    context = api.guard()
     context.__enter__()
     del context
     do.run(lambda do: do.until_free(api))
@@ -275,7 +275,7 @@ def test_a_task_that_only_the_loop_knows_is_not_collected(client: leasehold.Clie
         done = asyncio.Event()
 
         async def block() -> None:
-            async with api.permit():
+            async with api.guard():
                 done.set()
 
         held = await api.acquire()
@@ -296,7 +296,7 @@ def test_a_task_that_is_forgotten_while_it_waits_is_collected(client: leasehold.
     loop = asyncio.new_event_loop()
 
     async def block() -> None:
-        async with api.permit():
+        async with api.guard():
             pass
 
     # Nothing logs that the task was destroyed, because nothing is wrong with the package.
@@ -410,14 +410,14 @@ def test_ten_threads_and_three_loops_at_once(client: leasehold.Client, kind: str
 
     def in_thread() -> None:
         for _ in range(rounds):
-            with api.permit():
+            with api.guard():
                 enter()
                 time.sleep(0)
                 leave()
 
     async def task() -> None:
         for _ in range(rounds):
-            async with api.permit():
+            async with api.guard():
                 enter()
                 await asyncio.sleep(0)
                 leave()
@@ -463,7 +463,7 @@ def test_uvloop(client: leasehold.Client) -> None:
         do = Asyncio()
         api = client.semaphore("api", 1, ttl=0.3)
         with pytest.raises(leasehold.Lost):
-            async with api.permit():
+            async with api.guard():
                 await asyncio.Event().wait()
         held = await api.acquire()
         waiting = asyncio.ensure_future(api.acquire())
@@ -547,7 +547,7 @@ def test_eager_tasks(client: leasehold.Client) -> None:
         api = client.semaphore("api", 1)
 
         async def block() -> None:
-            async with api.permit():
+            async with api.guard():
                 await asyncio.sleep(0)
 
         await asyncio.gather(*(block() for _ in range(10)))

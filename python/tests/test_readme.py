@@ -158,7 +158,7 @@ def test_fastapi(redis_url: str) -> None:
 
         with leasehold.Client(redis_url) as client:
             reports = client.semaphore("reports", 2)
-            with reports.permit(), reports.permit():
+            with reports.guard(), reports.guard():
                 status, _ = get(f"http://127.0.0.1:{port}/reports/7")
                 assert status == 503
             assert get(f"http://127.0.0.1:{port}/reports/8")[0] == 200

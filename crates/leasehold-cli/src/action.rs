@@ -221,7 +221,7 @@ async fn release_lock(client: &Client, key: &str, fence: &str) -> Result<(), Fai
     let found = locks.lookup(key).await?;
     let found = found.filter(|lock| lock.fence.to_string() == fence);
     match found {
-        Some(lock) if locks.release(&lock.lock_id).await? => Ok(()),
+        Some(lock) if locks.release(&lock.id).await? => Ok(()),
         _ => Err(gone(&format!("fence {fence}"), key)),
     }
 }

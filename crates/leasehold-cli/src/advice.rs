@@ -21,9 +21,9 @@ pub(crate) fn advice(error: &Error) -> Option<Cow<'static, str>> {
             let cause = source.as_ref().and_then(|source| source.downcast_ref::<io::Error>());
             Some(unavailable(&says, *timed_out, cause.map(io::Error::kind)).into())
         }
-        Error::Denied { what, .. } => denied(what).map(Cow::Borrowed),
+        Error::Denied { problem, .. } => denied(problem).map(Cow::Borrowed),
         Error::NoRoom { .. } => Some(Cow::Borrowed(NO_ROOM)),
-        Error::Unusable { what, .. } => unusable(what).map(Cow::Borrowed),
+        Error::Unusable { problem, .. } => unusable(problem).map(Cow::Borrowed),
         _ => None,
     }
 }

@@ -99,7 +99,7 @@ impl Monitor {
         let mut total = Sample::at(snapshot.at);
         for one in &snapshot.semaphores {
             let sample = Sample {
-                held: one.units,
+                held: one.held_units,
                 waiting: u32::try_from(one.waiting).unwrap_or(u32::MAX),
                 grants: grants.get(&one.name).copied().unwrap_or_default(),
                 ..Sample::at(snapshot.at)

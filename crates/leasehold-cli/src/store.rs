@@ -6,7 +6,7 @@ use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use leasehold::compat::sync_guard::LockLayout;
+use leasehold::compat::sync_guard::{LockLayout, StoreSettings};
 use leasehold::url::{Deployment, Endpoint, ServerSettings, StoreUrl};
 use leasehold::{Client, Error, RedisBuilder};
 use redis::{ConnectionAddr, IntoConnectionInfo, TlsCertificates};

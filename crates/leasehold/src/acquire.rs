@@ -214,7 +214,13 @@ impl Acquire {
         let Some(semaphore) = self.semaphore.take() else {
             return Poll::Ready(Err(done_already()));
         };
-        Poll::Ready(Ok(granted(Permit::new(semaphore, self.id, grant, ticket, watched))))
+        Poll::Ready(Ok(granted(Permit::new(
+            semaphore,
+            (self.id, self.weight),
+            grant,
+            ticket,
+            watched,
+        ))))
     }
 }
 

@@ -54,7 +54,8 @@ use std::thread::{self, Thread};
 use tokio::runtime::Handle;
 
 use crate::{
-    Acquire, AcquireLease, AcquireLock, Error, Lock, LockGuard, Permit, Pool, PoolLease, Semaphore,
+    Acquire, AcquireLock, AcquirePoolLease, Error, Lock, LockGuard, Permit, Pool, PoolLease,
+    Semaphore,
 };
 
 /// Waits for a future of this library on a thread without a runtime.
@@ -218,12 +219,12 @@ impl AcquireLock {
 }
 
 impl Pool {
-    /// Acquires a lease for this instance, blocks the thread until one is free, and runs `work`
+    /// Acquires a pool lease for this instance, blocks the thread until one is free, and runs `work`
     /// under it: [`with`](Self::with) for threads without a runtime.
     ///
     /// See [`blocking`](self).
     ///
-    /// A function cannot be stopped from outside. If the lease is lost, `work` runs to its end, and its output is
+    /// A function cannot be stopped from outside. If the pool lease is lost, `work` runs to its end, and its output is
     /// dropped. Call [`PoolLease::check`] in `work` to end earlier.
     ///
     /// ```
@@ -235,11 +236,11 @@ impl Pool {
     /// ```
     ///
     /// # Errors
-    /// - The same as for [`acquire`](Self::acquire), and [`Error::Lost`] if the lease was lost while `work` ran.
+    /// - The same as for [`acquire`](Self::acquire), and [`Error::Lost`] if the pool lease was lost while `work` ran.
     /// - [`Error::WrongThread`] inside a runtime: see [`Wait::wait`]. Then `work` did not run.
     ///
     /// # Panics
-    /// If `work` panics. The lease is released.
+    /// If `work` panics. The pool lease is released.
     pub fn blocking_with<T>(
         &self,
         instance_id: &str,
@@ -249,15 +250,15 @@ impl Pool {
     }
 }
 
-impl AcquireLease {
-    /// Acquires a lease, blocks the thread until one is free, and runs `work` under it: [`Pool::blocking_with`] for an
+impl AcquirePoolLease {
+    /// Acquires a pool lease, blocks the thread until one is free, and runs `work` under it: [`Pool::blocking_with`] for an
     /// acquire that has its own time limit.
     ///
     /// # Errors
     /// The same as for [`Pool::blocking_with`].
     ///
     /// # Panics
-    /// If `work` panics. The lease is released.
+    /// If `work` panics. The pool lease is released.
     pub fn blocking_with<T>(self, work: impl FnOnce(&PoolLease) -> T) -> Result<T, Error> {
         let work = async |lease: &PoolLease| {
             let done = work(lease);
@@ -271,7 +272,7 @@ impl AcquireLease {
 fn in_a_runtime() -> Error {
     let what = "this thread belongs to a Tokio runtime, and blocking it would stop its tasks: \
                 await the future, or wait in spawn_blocking inside leasehold::blocking::allow";
-    Error::WrongThread { what: what.to_owned() }
+    Error::WrongThread { problem: what.to_owned() }
 }
 
 /// Polls the future on this thread, and parks the thread while the future is pending.

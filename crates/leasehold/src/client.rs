@@ -11,7 +11,7 @@ use crate::lock::{LockBuilder, Locks};
 use crate::manual_clock::Clock;
 use crate::name::positive;
 use crate::pool::{PoolBuilder, Pools};
-use crate::semaphore::SemaphoreBuilder;
+use crate::semaphore::{Semaphore, SemaphoreBuilder};
 use crate::url::StoreUrl;
 #[cfg(not(all(feature = "local", target_os = "linux")))]
 use crate::url::without_feature;
@@ -181,7 +181,10 @@ impl Client {
     /// # }
     /// ```
     pub fn rate(&self, name: &str, starts: u64, period: Duration) -> SemaphoreBuilder {
-        self.semaphore(name, u32::MAX).unless_declared().rate(starts, period).rate_only()
+        self.semaphore(name, Semaphore::UNLIMITED)
+            .unless_declared()
+            .rate(starts, period)
+            .rate_only()
     }
 
     /// Returns a builder for the lock with this key.

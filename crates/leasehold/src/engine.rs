@@ -246,7 +246,7 @@ impl Core {
             let _ = self.process.set(std::process::id());
             let started = thread::start(self);
             if let Err(error) = &started {
-                event!(error, %error, "permits, locks and leases cannot be renewed");
+                event!(error, %error, "permits, locks and pool leases cannot be renewed");
             }
             started
         });
@@ -263,7 +263,7 @@ impl Core {
         if *started != std::process::id() {
             let what = "this process was forked from the process that opened the client: \
                         open another client after the fork";
-            return Some(Error::Stopped { what: what.to_owned() });
+            return Some(Error::Stopped { problem: what.to_owned() });
         }
         match self.thread.get() {
             Some(Err(error)) => Some(error.clone()),
@@ -273,7 +273,7 @@ impl Core {
 
     /// Handles the end of the engine's thread: everything that waits fails, and so does every later call.
     fn stop(&self, error: Error) {
-        event!(error, %error, "permits, locks and leases can no longer be renewed");
+        event!(error, %error, "permits, locks and pool leases can no longer be renewed");
         let error = self.stopped.get_or_init(|| error);
         self.registry.listeners().iter().for_each(|listener| listener.stop(error));
         self.sender.refuse_calls(None, error);

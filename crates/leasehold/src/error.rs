@@ -18,7 +18,7 @@ use crate::Primitive;
 /// use leasehold::{Client, Error};
 ///
 /// let error = Client::memory().semaphore("", 5).build().unwrap_err();
-/// assert!(matches!(error, Error::InvalidArgument { what: "name", .. }));
+/// assert!(matches!(error, Error::InvalidArgument { argument: "name", .. }));
 /// assert_eq!(error.to_string(), "invalid name: it is empty; the minimum is one character");
 /// ```
 #[derive(Clone, Debug)]
@@ -30,7 +30,7 @@ pub enum Error {
     #[non_exhaustive]
     InvalidArgument {
         /// The name of the argument.
-        what: &'static str,
+        argument: &'static str,
         /// What is wrong with the argument, and which values are allowed.
         problem: String,
     },
@@ -94,7 +94,7 @@ pub enum Error {
     #[non_exhaustive]
     WrongThread {
         /// Which thread it is, and what to do instead.
-        what: String,
+        problem: String,
     },
     /// Nothing became free within the time limit, or before the retries were used up.
     ///
@@ -107,13 +107,13 @@ pub enum Error {
         name: String,
         /// How long the call was allowed to wait, or how long it waited if it used up its retries before.
         limit: Duration,
-        /// For a pool: how many leases were held at the end.
+        /// For a pool: how many pool leases were held at the end.
         held: Option<u32>,
         /// For a pool: its capacity.
         capacity: Option<u32>,
         /// For a permit: how long after the time limit the [rate](crate::SemaphoreBuilder::rate) allows the next start,
         /// if the rate is known to be the reason.
-        next_start: Option<Duration>,
+        next_token: Option<Duration>,
     },
     /// Permits were still held when the time limit of a [drain](crate::Semaphore::drain) passed.
     ///
@@ -134,7 +134,7 @@ pub enum Error {
         /// The id of the acquire that waited.
         id: String,
     },
-    /// The permit, lock or lease is no longer held.
+    /// The permit, lock or pool lease is no longer held.
     ///
     /// Stop the work that depends on it.
     #[non_exhaustive]
@@ -143,10 +143,10 @@ pub enum Error {
         primitive: Primitive,
         /// The semaphore's or pool's name, or the lock's key.
         name: String,
-        /// The id of the permit or lease in the store.
+        /// The id of the permit or pool lease in the store.
         ///
         /// For a lock, a hash of its id: see
-        /// [`LockInfo::lock_id_hash`](crate::LockInfo::lock_id_hash).
+        /// [`LockInfo::id_hash`](crate::LockInfo::id_hash).
         id: String,
         /// Why it was lost.
         reason: LossReason,
@@ -163,7 +163,7 @@ pub enum Error {
         /// What was tried, and on which store.
         ///
         /// It never contains a secret.
-        what: String,
+        attempt: String,
         /// True if the store did not answer in time; false if connecting failed or the connection was lost.
         timed_out: bool,
         /// How long the store has not answered, if that is known.
@@ -177,7 +177,7 @@ pub enum Error {
     #[non_exhaustive]
     Denied {
         /// What was denied, and what would allow it.
-        what: String,
+        problem: String,
     },
     /// The disk or the memory of the store is full, or the server cannot save its data.
     ///
@@ -185,7 +185,7 @@ pub enum Error {
     #[non_exhaustive]
     NoRoom {
         /// What is full, and what would make room.
-        what: String,
+        problem: String,
     },
     /// The file or server cannot be used as a store.
     ///
@@ -194,7 +194,7 @@ pub enum Error {
     #[non_exhaustive]
     Unusable {
         /// Why it cannot be used, and what to do about it.
-        what: String,
+        problem: String,
     },
     /// The client's background thread is not running: it could not be started, it has ended, or the process was forked.
     ///
@@ -202,7 +202,7 @@ pub enum Error {
     #[non_exhaustive]
     Stopped {
         /// Why the thread is not running.
-        what: String,
+        problem: String,
     },
     /// A bug in this library.
     ///
@@ -210,7 +210,7 @@ pub enum Error {
     #[non_exhaustive]
     Internal {
         /// What was found.
-        what: String,
+        problem: String,
     },
 }
 
@@ -221,15 +221,15 @@ impl Error {
     }
 
     pub(crate) fn unavailable(
-        what: impl Into<String>,
+        attempt: impl Into<String>,
         timed_out: bool,
         source: Option<Arc<dyn std::error::Error + Send + Sync>>,
     ) -> Self {
-        Self::Unavailable { what: what.into(), timed_out, silent_for: None, source }
+        Self::Unavailable { attempt: attempt.into(), timed_out, silent_for: None, source }
     }
 
-    pub(crate) fn invalid(what: &'static str, problem: impl Into<String>) -> Self {
-        Self::InvalidArgument { what, problem: problem.into() }
+    pub(crate) fn invalid(argument: &'static str, problem: impl Into<String>) -> Self {
+        Self::InvalidArgument { argument, problem: problem.into() }
     }
 
     /// `problem` names the key or file. A caller that knows the name adds it with [`in_name`](Self::in_name).
@@ -245,15 +245,17 @@ impl Error {
         self
     }
 
-    pub(crate) fn internal(what: impl Into<String>) -> Self {
-        Self::Internal { what: what.into() }
+    pub(crate) fn internal(problem: impl Into<String>) -> Self {
+        Self::Internal { problem: problem.into() }
     }
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::InvalidArgument { what, problem } => write!(f, "invalid {what}: {problem}"),
+            Self::InvalidArgument { argument, problem } => {
+                write!(f, "invalid {argument}: {problem}")
+            }
             Self::ForeignData { name, problem } if name.is_empty() => f.write_str(problem),
             Self::ForeignData { name, problem } => write!(f, "{name:?}: {problem}"),
             Self::Pinned { name, capacity } => {
@@ -277,12 +279,12 @@ impl fmt::Display for Error {
             Self::TimedOut { primitive, name, limit: Duration::ZERO, held: None, .. } => {
                 write!(f, "no {} of {name:?} is free", primitive.grant())
             }
-            Self::TimedOut { primitive, name, limit, held, capacity, next_start } => {
+            Self::TimedOut { primitive, name, limit, held, capacity, next_token } => {
                 write!(f, "no {} of {name:?} was acquired within {limit:?}", primitive.grant())?;
                 if let (Some(held), Some(capacity)) = (held, capacity) {
                     write!(f, ": {held} of {capacity} are held")?;
                 }
-                if let Some(next) = next_start {
+                if let Some(next) = next_token {
                     let advice =
                         "a rate stays until it is changed or removed, for example with clear_rate";
                     write!(f, ": its rate allows the next start in {next:.1?}; {advice}")?;
@@ -302,20 +304,20 @@ impl fmt::Display for Error {
                 write!(f, "{} {id} of {name:?} was lost: {reason}", primitive.grant())
             }
             Self::Closed => f.write_str("the client was closed: open another one"),
-            Self::Unavailable { what, timed_out, silent_for, .. } => {
+            Self::Unavailable { attempt, timed_out, silent_for, .. } => {
                 match (silent_for, timed_out) {
-                    (Some(span), true) => write!(f, "{what}: no answer for {span:.1?}"),
-                    (Some(span), false) => write!(f, "{what}: unreachable for {span:.1?}"),
-                    (None, true) => write!(f, "{what}: no answer in time"),
-                    (None, false) => write!(f, "{what}: the store cannot be reached"),
+                    (Some(span), true) => write!(f, "{attempt}: no answer for {span:.1?}"),
+                    (Some(span), false) => write!(f, "{attempt}: unreachable for {span:.1?}"),
+                    (None, true) => write!(f, "{attempt}: no answer in time"),
+                    (None, false) => write!(f, "{attempt}: the store cannot be reached"),
                 }
             }
-            Self::WrongThread { what }
-            | Self::Stopped { what }
-            | Self::Denied { what }
-            | Self::NoRoom { what }
-            | Self::Unusable { what } => f.write_str(what),
-            Self::Internal { what } => write!(f, "internal error: {what}"),
+            Self::WrongThread { problem }
+            | Self::Stopped { problem }
+            | Self::Denied { problem }
+            | Self::NoRoom { problem }
+            | Self::Unusable { problem } => f.write_str(problem),
+            Self::Internal { problem } => write!(f, "internal error: {problem}"),
         }
     }
 }
@@ -329,7 +331,7 @@ impl std::error::Error for Error {
     }
 }
 
-/// Why a permit, a lock or a lease was lost.
+/// Why a permit, a lock or a pool lease was lost.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum LossReason {
@@ -341,10 +343,9 @@ pub enum LossReason {
     NotRenewed,
     /// The store no longer has it.
     ///
-    /// Another client or an operator released it by its id, it expired there, or the store lost its data. A lock or a
-    /// pool lease that its own client released by its id is lost with this reason, too.
+    /// Another client or an operator released it by its id, it expired there, or the store lost its data.
     Missing,
-    /// Its guard was released, dropped or detached; or it is a permit, and this client released it by its id.
+    /// Its guard was released, dropped or detached, or this client released it by its id.
     Released,
     /// Its client was closed.
     Closed,

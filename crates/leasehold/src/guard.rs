@@ -4,7 +4,7 @@ use std::fmt;
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::backend::BoxFuture;
 use crate::client_core::Request;
@@ -50,8 +50,11 @@ pub trait Guard: Sealed + fmt::Debug + Send + Sync {
 
     /// Returns the fence, which is larger than those of all earlier holders.
     ///
-    /// Leases of a pool have none.
+    /// Pool leases have none.
     fn fence(&self) -> Option<Fence>;
+
+    /// Returns how long the acquire waited.
+    fn waited(&self) -> Duration;
 
     /// Returns the instant until which it is valid without another renewal; `None` if it does not expire.
     fn valid_until(&self) -> Option<Instant>;
@@ -82,7 +85,7 @@ pub trait Guard: Sealed + fmt::Debug + Send + Sync {
         Self: Sized;
 }
 
-/// Keeps other crates from implementing [`Guard`].
+/// Keeps other crates from implementing the traits of this one.
 #[allow(unnameable_types)] // on purpose
 pub trait Sealed {}
 
@@ -102,9 +105,13 @@ macro_rules! implement_guard {
             }
 
             fn fence(&self) -> Option<Fence> {
-                #[allow(unused_variables)] // a lease has no fence
+                #[allow(unused_variables)] // a pool lease has no fence
                 let $guard = self;
                 $fence
+            }
+
+            fn waited(&self) -> Duration {
+                self.waited()
             }
 
             fn valid_until(&self) -> Option<Instant> {
@@ -207,6 +214,7 @@ pub(crate) struct LeaseGuard<P: Protocol> {
     pub(crate) ticket: Arc<Ticket>,
     /// Whether the attempt has ended without a grant, so that nothing has to be released.
     refused: bool,
+    waited: Duration,
 }
 
 impl<P: Protocol> LeaseGuard<P> {
@@ -230,11 +238,21 @@ impl<P: Protocol> LeaseGuard<P> {
             gives_up_at: ticket.gives_up_at,
             label: None,
         };
-        let mut guard = Self { driver, ticket, refused: false };
+        let mut guard = Self { driver, ticket, refused: false, waited: Duration::ZERO };
         guard.driver.acquire(&guard.ticket, request)?;
         let granted = poll_fn(|cx| guard.ticket.poll_granted(cx)).await;
         guard.refused = !matches!(granted, Ok(Some(_)));
+        guard.set_waited_since(guard.ticket.queued_at);
         Ok(granted?.map(|grant| (guard, grant)))
+    }
+
+    /// Sets when the acquire began, of which this may be the last of several attempts.
+    pub(crate) fn set_waited_since(&mut self, started: Moment) {
+        self.waited = self.driver.core.now().saturating_since(started);
+    }
+
+    pub(crate) fn waited(&self) -> Duration {
+        self.waited
     }
 
     pub(crate) fn valid_until(&self) -> Instant {

@@ -10,8 +10,8 @@ use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};
 
 use crate::{
-    ClientInfo, LockInfo, Member, Outage, Paused, PoolMember, PoolStats, RateLimit, SemaphoreStats,
-    WaitsFor,
+    ClientInfo, LockInfo, Outage, Paused, PoolMember, PoolStats, RateLimit, SemaphoreMember,
+    SemaphoreStats, WaitsFor,
 };
 
 /// Writes `impl Serialize` with these fields, in this order.
@@ -53,7 +53,7 @@ serialize!(SemaphoreStats, stats, {
     "rate": stats.rate,
     "next_token_seconds": seconds(stats.next_token),
     "held": stats.held,
-    "units": stats.units,
+    "held_units": stats.held_units,
     "waiting": stats.waiting,
     "waits_for": stats.waits_for,
     "oldest_hold_seconds": seconds(stats.oldest_hold()),
@@ -81,7 +81,7 @@ impl Serialize for WaitsFor {
     }
 }
 
-serialize!(Member, member, {
+serialize!(SemaphoreMember, member, {
     "id": member.id,
     "slot_number": member.slot_number,
     "weight": member.weight,
@@ -90,22 +90,22 @@ serialize!(Member, member, {
     "label": member.label,
     "age_seconds": seconds(member.age),
     "silent_for_seconds": seconds(member.silent_for),
-    "ttl_left_seconds": seconds(member.ttl_left),
-    "ends_in_seconds": seconds(member.ends_in),
+    "ttl_ends_in_seconds": seconds(member.ttl_ends_in),
+    "expires_in_seconds": seconds(member.expires_in),
     "fence": member.fence,
 });
 
 serialize!(LockInfo, info, {
     "key": info.key,
     "key_hash": info.key_hash,
-    "lock_id_hash": info.lock_id_hash,
+    "id_hash": info.id_hash,
     "host": info.host,
     "pid": info.pid,
     "label": info.label,
     "acquired_at": timestamp(info.acquired_at),
     "age_seconds": seconds(info.age()),
     "expires_at": timestamp(info.expires_at),
-    "ends_in_seconds": seconds(info.ends_in()),
+    "expires_in_seconds": seconds(info.expires_in()),
     "fence": info.fence,
 });
 
@@ -116,9 +116,9 @@ serialize!(PoolStats, pool, {
 });
 
 serialize!(PoolMember, member, {
-    "instance_id": member.instance_id,
+    "id": member.id,
     "silent_for_seconds": seconds(member.silent_for),
-    "ends_in_seconds": seconds(member.ends_in),
+    "expires_in_seconds": seconds(member.expires_in),
 });
 
 serialize!(ClientInfo, client, {

@@ -1,9 +1,9 @@
 //! Share scarce resources fairly between tasks, processes and machines.
 //!
-//! A [`Semaphore`] grants a fixed number of permits under a name, first come, first served. A [`Lock`] is exclusive and
-//! fenced. A [`Pool`] has a fixed number of leases, each held by an instance id that you choose. Everything that is
-//! acquired is a lease: it is released when its guard is dropped, expires when its holder dies or its TTL ends, and
-//! notifies the holder if it is lost.
+//! A [`Semaphore`] grants a fixed number of permits under a name, first come, first served. A [`Lock`] is exclusive
+//! and fenced. A [`Pool`] has a fixed number of pool leases, each held by an instance id that you choose. Everything
+//! that is acquired is a lease: it is released when its guard is dropped, expires when its holder dies or its TTL
+//! ends, and notifies the holder if it is lost.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
@@ -101,12 +101,12 @@ pub use lock::{
 pub use manual_clock::ManualClock;
 pub use observer::{Event, Observer, Operation, Outcome};
 pub use permit::{Lost, Permit};
-pub use pool::{AcquireLease, Pool, PoolBuilder, PoolLease, Pools, TryAcquireLease};
+pub use pool::{AcquirePoolLease, Pool, PoolBuilder, PoolLease, Pools, TryAcquirePoolLease};
 pub use primitive::Primitive;
 pub use retry::{Jitter, Retry};
 pub use semaphore::{Semaphore, SemaphoreBuilder};
 pub use stats::{
-    ClientInfo, Member, Paused, PoolMember, PoolStats, RateLimit, SemaphoreStats, WaitsFor,
+    ClientInfo, Paused, PoolMember, PoolStats, RateLimit, SemaphoreMember, SemaphoreStats, WaitsFor,
 };
 
 /// Runs the examples of the README.

@@ -26,7 +26,7 @@ pub use guard::LockGuard;
 pub use info::{HeldLock, LockInfo, LockRef};
 pub use locks::Locks;
 
-use lease::{LockLease, LockProtocol};
+use lease::{LockLease, LockProtocol, lease_in_millis};
 use locks::key_of;
 
 /// The shortest pause between two attempts while the record of an expired lock is still in the store.
@@ -129,8 +129,7 @@ impl Lock {
     ///
     /// Once the lock is lost, the future of `work` is dropped without being polled again, and this function returns
     /// [`Error::Lost`]. Otherwise it returns the output of `work`. If the release fails afterwards, the output is
-    /// still returned. The error is logged, and passed to [`on_release_error`](LockBuilder::on_release_error). To set a
-    /// time limit for one call, see [`AcquireLock::with`].
+    /// still returned, and the error is logged. To set a time limit for one call, see [`AcquireLock::with`].
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -151,6 +150,64 @@ impl Lock {
     /// Dropping the future drops `work`, then releases the lock in the background.
     pub async fn with<T>(&self, work: impl AsyncFnOnce(&LockGuard) -> T) -> Result<T, Error> {
         self.acquire().with(work).await
+    }
+
+    /// Renews the lock once by its id, for example one that was [detached](LockGuard::detach).
+    ///
+    /// Returns `false` if the id no longer holds a lock.
+    ///
+    /// The lock is then valid for the [lease](LockBuilder::lease) of this handle. If it was valid for longer, it stays
+    /// so. [`Locks::extend`] sets another lease.
+    ///
+    /// # Errors
+    /// - [`Error::ForeignData`] if another program uses the lock's keys on Redis.
+    /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
+    /// - [`Error::Denied`], [`Error::NoRoom`] or [`Error::Unusable`] if the store refuses the request.
+    /// - [`Error::Stopped`] if the client's background thread is not running.
+    /// - [`Error::Closed`] after [`Client::close`](crate::Client::close).
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the lock may or may not be renewed.
+    pub async fn extend(&self, id: &LockId) -> Result<bool, Error> {
+        self.inner.locks.extend_by(*id, lease_in_millis(self.inner.terms), true).await
+    }
+
+    /// Releases the lock by its id, for example one that was [detached](LockGuard::detach).
+    ///
+    /// Returns `true` if it was held until now. It is the same as [`Locks::release`]: a lock id is unique, and the lock
+    /// that it holds is released whatever its key.
+    ///
+    /// # Errors
+    /// The same as for [`Locks::release`].
+    ///
+    /// # Cancel safety
+    /// If the future is dropped after it was first polled, the release continues in the background.
+    pub async fn release(&self, id: &LockId) -> Result<bool, Error> {
+        self.inner.locks.release(id).await
+    }
+
+    /// Returns who holds the lock, or `None` if it is free.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// let lock = leasehold::Client::memory().lock("invoice:42").label("cron").build()?;
+    /// assert!(lock.lookup().await?.is_none());
+    /// let id = lock.acquire().await?.detach().id;
+    /// assert_eq!(lock.lookup().await?.and_then(|info| info.label).as_deref(), Some("cron"));
+    /// assert!(lock.extend(&id).await?);
+    /// assert!(lock.release(&id).await?);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The same as for [`Locks::lookup`].
+    ///
+    /// # Cancel safety
+    /// The query changes nothing in the store, so the future can be dropped at any time.
+    pub async fn lookup(&self) -> Result<Option<LockInfo>, Error> {
+        self.inner.locks.lookup(self.name()).await
     }
 }
 
@@ -248,8 +305,9 @@ impl LockBuilder {
         self
     }
 
-    /// Sets a function that is called with the error if the release fails after the work of [`Lock::with`] is done.
-    pub fn on_release_error(mut self, hook: impl Fn(&Error) + Send + Sync + 'static) -> Self {
+    /// Sets a function that is called with the error if the release fails after the work of [`Lock::with`] is done: see
+    /// [`compat`](crate::compat).
+    pub(crate) fn release_hook(mut self, hook: impl Fn(&Error) + Send + Sync + 'static) -> Self {
         self.on_release_error = Some(Arc::new(hook));
         self
     }
@@ -329,10 +387,16 @@ impl LockBuilder {
         let key = key_of(&self.key, &self.locks.engine)?;
         let core = self.locks.engine.core();
         let inner = LockSpec {
-            watch: Watch::new(core, Primitive::Lock, &key, self.name_in_metrics, self.observer),
+            watch: Watch::new(
+                core,
+                Primitive::Lock,
+                &key,
+                self.name_in_metrics,
+                self.observer.clone(),
+            ),
             key,
             terms: Terms { lease, ttl },
-            locks: self.locks,
+            locks: Locks { observer: self.observer, ..self.locks.clone() },
             within: self.within,
             retry: self.retry,
             on_release_error: self.on_release_error,
@@ -421,7 +485,7 @@ impl LockSpec {
                 limit,
                 held: None,
                 capacity: None,
-                next_start: None,
+                next_token: None,
             }
         };
         let (mut retried, mut again_at, mut last, mut until) = (0, None, false, give_up_at);
@@ -434,7 +498,7 @@ impl LockSpec {
             let attempt = lease.attempt(notify, until).await?;
             waiter.was_woken = false;
             let remaining = match attempt {
-                Ok(guard) => return Ok(guard),
+                Ok(guard) => return Ok(guard.waited_since(started)),
                 Err(remaining) => remaining,
             };
             core.check_open()?;

@@ -8,15 +8,15 @@
 //! |---|---|---|---|
 //! | [`leasehold_acquires_total`](ACQUIRES) | counter | `store`, `kind`, `outcome` | acquires that have ended |
 //! | [`leasehold_wait_seconds`](WAIT_SECONDS) | histogram | `store`, `kind` | how long a successful acquire took |
-//! | [`leasehold_hold_seconds`](HOLD_SECONDS) | histogram | `store`, `kind` | how long a permit, lock or lease was held until it was released or lost |
-//! | [`leasehold_losses_total`](LOSSES) | counter | `store`, `kind`, `reason` | permits, locks and leases that were lost before they were released |
-//! | [`leasehold_held`](HELD) | gauge | `store`, `kind` | permits, locks and leases that this process holds |
+//! | [`leasehold_hold_seconds`](HOLD_SECONDS) | histogram | `store`, `kind` | how long a permit, lock or pool lease was held until it was released or lost |
+//! | [`leasehold_losses_total`](LOSSES) | counter | `store`, `kind`, `reason` | permits, locks and pool leases that were lost before they were released |
+//! | [`leasehold_held`](HELD) | gauge | `store`, `kind` | permits, locks and pool leases that this process holds |
 //! | [`leasehold_waiting`](WAITING) | gauge | `store`, `kind` | acquires of this process that are waiting |
 //! | [`leasehold_oldest_wait_seconds`](OLDEST_WAIT_SECONDS) | gauge | `store`, `kind` | how long the oldest of them has waited; 0 if none is waiting |
-//! | [`leasehold_renewals_total`](RENEWALS) | counter | `store`, `kind`, `outcome` | renewals of held permits, locks and leases |
+//! | [`leasehold_renewals_total`](RENEWALS) | counter | `store`, `kind`, `outcome` | renewals of held permits, locks and pool leases |
 //! | [`leasehold_renewal_seconds`](RENEWAL_SECONDS) | histogram | `store`, `kind` | the time from sending a renewal until its answer |
 //! | [`leasehold_requests_total`](REQUESTS) | counter | `store` | requests to a store that other processes share |
-//! | [`leasehold_batch_size`](BATCH_SIZE) | histogram | `store` | the number of permits, locks and leases that one request concerns |
+//! | [`leasehold_batch_size`](BATCH_SIZE) | histogram | `store` | the number of permits, locks and pool leases that one request concerns |
 //! | [`leasehold_reconnects_total`](RECONNECTS) | counter | `store` | connections to a server that replaced an earlier connection |
 //!
 //! | label | values |
@@ -64,23 +64,23 @@ use ::metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
 pub const ACQUIRES: &str = "leasehold_acquires_total";
 /// How long a successful acquire took.
 pub const WAIT_SECONDS: &str = "leasehold_wait_seconds";
-/// How long a permit, lock or lease was held.
+/// How long a permit, lock or pool lease was held.
 pub const HOLD_SECONDS: &str = "leasehold_hold_seconds";
-/// Permits, locks and leases that were lost before they were released, by reason.
+/// Permits, locks and pool leases that were lost before they were released, by reason.
 pub const LOSSES: &str = "leasehold_losses_total";
-/// Permits, locks and leases that this process holds.
+/// Permits, locks and pool leases that this process holds.
 pub const HELD: &str = "leasehold_held";
 /// Acquires of this process that are waiting.
 pub const WAITING: &str = "leasehold_waiting";
 /// How long the oldest waiting acquire of this process has waited.
 pub const OLDEST_WAIT_SECONDS: &str = "leasehold_oldest_wait_seconds";
-/// Renewals of held permits, locks and leases, by outcome.
+/// Renewals of held permits, locks and pool leases, by outcome.
 pub const RENEWALS: &str = "leasehold_renewals_total";
 /// The time from sending a renewal until its answer.
 pub const RENEWAL_SECONDS: &str = "leasehold_renewal_seconds";
 /// Requests to a store that other processes share.
 pub const REQUESTS: &str = "leasehold_requests_total";
-/// The number of permits, locks and leases that one request concerns.
+/// The number of permits, locks and pool leases that one request concerns.
 pub const BATCH_SIZE: &str = "leasehold_batch_size";
 /// Connections to a server that replaced an earlier connection.
 pub const RECONNECTS: &str = "leasehold_reconnects_total";
@@ -90,15 +90,19 @@ pub(crate) fn describe() {
     use Unit::{Count, Seconds};
     describe_counter!(ACQUIRES, Count, "Acquires that have ended, by outcome");
     describe_histogram!(WAIT_SECONDS, Seconds, "How long a successful acquire took");
-    describe_histogram!(HOLD_SECONDS, Seconds, "How long permits, locks and leases were held");
-    describe_counter!(LOSSES, Count, "Permits, locks and leases that were lost, by reason");
-    describe_gauge!(HELD, Count, "Permits, locks and leases that this process holds");
+    describe_histogram!(HOLD_SECONDS, Seconds, "How long permits, locks and pool leases were held");
+    describe_counter!(LOSSES, Count, "Permits, locks and pool leases that were lost, by reason");
+    describe_gauge!(HELD, Count, "Permits, locks and pool leases that this process holds");
     describe_gauge!(WAITING, Count, "Acquires of this process that are waiting");
     let oldest = "How long the longest-waiting acquire of this process has waited";
     describe_gauge!(OLDEST_WAIT_SECONDS, Seconds, oldest);
-    describe_counter!(RENEWALS, Count, "Renewals of permits, locks and leases, by outcome");
+    describe_counter!(RENEWALS, Count, "Renewals of permits, locks and pool leases, by outcome");
     describe_histogram!(RENEWAL_SECONDS, Seconds, "Time from sending a renewal to its answer");
     describe_counter!(REQUESTS, Count, "Requests to the store");
-    describe_histogram!(BATCH_SIZE, Count, "Number of permits, locks and leases in one request");
+    describe_histogram!(
+        BATCH_SIZE,
+        Count,
+        "Number of permits, locks and pool leases in one request"
+    );
     describe_counter!(RECONNECTS, Count, "Connections that replaced an earlier one");
 }

@@ -12,7 +12,8 @@ use crate::clock::Span;
 /// The longest name or key, in bytes. The key of a lock is measured after normalisation.
 pub(crate) const MAX_NAME_BYTES: usize = 512;
 
-/// The longest TTL of a lock or a lease: about 317 years. The stores keep 14 digits of a timestamp in milliseconds.
+/// The longest TTL of a lock or a pool lease: about 317 years. The stores keep 14 digits of a timestamp in
+/// milliseconds.
 const MAX_TTL_MS: u64 = 10_000_000_000_000;
 
 /// A name that has been checked.

@@ -103,11 +103,11 @@ pub enum Operation {
     Acquire,
     /// A renewal has ended: one in the background, or a call that extends the lease.
     Renew,
-    /// A permit, lock or lease was released, by its guard or by its id.
+    /// A permit, lock or pool lease was released, by its guard or by its id.
     ///
     /// The store may not have confirmed the release of a guard yet.
     Release,
-    /// A guard has lost its permit, lock or lease.
+    /// A guard has lost its permit, lock or pool lease.
     Lose,
     /// A lock was looked up.
     Lookup,
@@ -127,7 +127,7 @@ pub enum Outcome {
     NotHeld,
     /// The acquire was cancelled: its future was dropped, or its wait was ended by its id.
     Cancelled,
-    /// The permit, lock or lease was lost.
+    /// The permit, lock or pool lease was lost.
     ///
     /// A renewal or release by id ends with [`LossReason::LeaseEnded`] if it finds an expired lease.
     Lost(LossReason),

@@ -42,6 +42,7 @@ pub struct Permit {
     /// `None` once the permit was released or detached.
     semaphore: Option<Arc<SemaphoreInner>>,
     id: AcquisitionId,
+    weight: u32,
     grant: Grant,
     /// `None` if only a release can end the permit and the acquire did not have to wait.
     ticket: Option<Arc<Ticket>>,
@@ -51,13 +52,13 @@ impl Permit {
     #[inline]
     pub(crate) fn new(
         semaphore: Arc<SemaphoreInner>,
-        id: AcquisitionId,
+        (id, weight): (AcquisitionId, u32),
         grant: Grant,
         ticket: Option<Arc<Ticket>>,
         watched: Option<Acquiring>,
     ) -> Self {
         // Create the guard first, because a tracing subscriber may panic.
-        let mut permit = Self { semaphore: Some(semaphore), id, grant, ticket };
+        let mut permit = Self { semaphore: Some(semaphore), id, weight, grant, ticket };
         if let Some(watched) = watched {
             permit.watch(watched);
         }
@@ -82,6 +83,12 @@ impl Permit {
     #[must_use]
     pub fn id(&self) -> AcquisitionId {
         self.id
+    }
+
+    /// Returns how many units the permit takes: see [`Acquire::weight`](crate::Acquire::weight).
+    #[must_use]
+    pub fn weight(&self) -> u32 {
+        self.weight
     }
 
     /// Returns the slot number: the lowest number from 1 that was free when the permit was granted.
@@ -284,7 +291,7 @@ impl fmt::Debug for Permit {
     }
 }
 
-/// A future that resolves when a permit, a lock or a lease is lost: see [`Permit::lost`].
+/// A future that resolves when a permit, a lock or a pool lease is lost: see [`Permit::lost`].
 ///
 /// It does not borrow the guard, so another task can await it.
 #[must_use = "the future does nothing unless awaited"]
@@ -299,7 +306,7 @@ impl Lost {
         Self { ticket, key: None }
     }
 
-    /// Polls for the error of a caller that finds its permit, lock or lease lost.
+    /// Polls for the error of a caller that finds its permit, lock or pool lease lost.
     pub(crate) fn poll_error(&mut self, cx: &mut Context<'_>) -> Poll<Error> {
         Pin::new(&mut *self).poll(cx).map(|reason| self.ticket.lost(reason))
     }

@@ -11,17 +11,18 @@ use crate::engine::Engine;
 use crate::engine::timers::Deadline;
 use crate::engine::watch::{Acquiring, Id, Watch};
 use crate::guard::LeaseGuard;
-use crate::machine::pool::{PoolAction, PoolCommand, PoolOutcome, Status};
+use crate::machine::pool::{PoolAction, PoolCommand, PoolOutcome, PoolQuery, Status};
 use crate::machine::{Subject, Terms};
 use crate::name::{Name, millis, positive};
 use crate::semaphore::LEASE;
+use crate::stats::PoolStats;
 use crate::{Error, LossReason, Observer, Outcome, Primitive, Retry};
 
 mod acquire;
 mod lease;
 mod queries;
 
-pub use acquire::{AcquireLease, TryAcquireLease};
+pub use acquire::{AcquirePoolLease, TryAcquirePoolLease};
 pub use lease::PoolLease;
 pub use queries::Pools;
 
@@ -30,10 +31,11 @@ use lease::PoolAcquisition;
 /// The shortest lease. Other programs that share a pool count in whole seconds.
 const MIN_LEASE: Duration = Duration::from_secs(1);
 
-/// A fixed number of leases, each held by an instance id that you choose.
+/// A fixed number of pool leases, each held by an instance id that you choose.
 ///
-/// There is no queue: after a release, the first instance that asks acquires the lease. Where order matters, use a
-/// [`Semaphore`](crate::Semaphore). The client renews a lease in the background while its guard, a [`PoolLease`], lives.
+/// There is no queue: after a release, the first instance that asks acquires the pool lease. Where order matters, use
+/// a [`Semaphore`](crate::Semaphore). The client renews a pool lease in the background while its guard, a
+/// [`PoolLease`], lives.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -48,11 +50,11 @@ const MIN_LEASE: Duration = Duration::from_secs(1);
 /// # }
 /// ```
 ///
-/// An instance that acquires again while it holds a lease does not take a second one: the guards share it. So give every
-/// worker its own id, which no other worker can choose: a host name and a process id, or something random.
+/// An instance that acquires again while it holds a pool lease does not take a second one: the guards share it. So
+/// give every worker its own id, which no other worker can choose: a host name and a process id, or something random.
 ///
 /// All clients that share a pool should use the same [lease](PoolBuilder::lease). Every call removes the instances that
-/// were silent for the *caller's* lease, so a caller with a shorter lease removes the leases of the others.
+/// were silent for the *caller's* lease, so a caller with a shorter lease removes those of the others.
 #[derive(Clone)]
 pub struct Pool {
     inner: Arc<PoolSpec>,
@@ -78,21 +80,21 @@ impl Pool {
         self.inner.name.as_str()
     }
 
-    /// Returns the number of leases in the pool.
+    /// Returns how many pool leases may be held.
     #[must_use]
     pub fn capacity(&self) -> u32 {
         self.inner.capacity
     }
 
-    /// Acquires a lease for this instance, and waits for it if the pool is full.
+    /// Acquires a pool lease for this instance, and waits for it if the pool is full.
     ///
-    /// The wait has no time limit unless [`PoolBuilder::within`] or [`AcquireLease::within`] sets
+    /// The wait has no time limit unless [`PoolBuilder::within`] or [`AcquirePoolLease::within`] sets
     /// one.
     ///
     /// Nothing happens before the returned future is first polled. While the pool is full, the acquire asks again after
     /// each delay of [`retry`](PoolBuilder::retry). It keeps waiting while the store is unreachable.
     ///
-    /// Guards of one client with the same instance id share one lease. It is released with the last of them.
+    /// Guards of one client with the same instance id share one pool lease. It is released with the last of them.
     ///
     /// # Errors
     /// - [`Error::TimedOut`] if the time limit passes, or [`Error::Unavailable`] if it passes while the store is
@@ -100,34 +102,34 @@ impl Pool {
     /// - [`Error::InvalidArgument`] if the time limit is zero, or if the instance id is empty, longer than 512 bytes, or
     ///   contains control characters.
     /// - [`Error::ForeignData`] if another program uses the pool's keys on Redis.
-    /// - [`Error::Lost`] if the lease was lost after the grant and before the future was polled again.
+    /// - [`Error::Lost`] if the pool lease was lost after the grant and before the future was polled again.
     /// - [`Error::Denied`], [`Error::NoRoom`] or [`Error::Unusable`] if the store refuses the request.
     /// - [`Error::Stopped`] if the client's background thread is not running.
     /// - [`Error::Closed`] after [`Client::close`](crate::Client::close).
     ///
     /// # Cancel safety
-    /// If the future is dropped, a lease that it may have been granted is released in the background.
-    pub fn acquire(&self, instance_id: &str) -> AcquireLease {
-        AcquireLease::new(self.inner.clone(), instance_id)
+    /// If the future is dropped, a pool lease that it may have been granted is released in the background.
+    pub fn acquire(&self, instance_id: &str) -> AcquirePoolLease {
+        AcquirePoolLease::new(self.inner.clone(), instance_id)
     }
 
-    /// Acquires a lease for this instance if one is free; returns `None` if the pool is full.
+    /// Acquires a pool lease for this instance if one is free; returns `None` if the pool is full.
     ///
     /// # Errors
     /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
     /// - All errors of [`acquire`](Self::acquire) except `TimedOut`.
     ///
     /// # Cancel safety
-    /// If the future is dropped, a lease that it may have been granted is released in the background.
-    pub fn try_acquire(&self, instance_id: &str) -> TryAcquireLease {
-        TryAcquireLease::new(self.inner.clone(), instance_id)
+    /// If the future is dropped, a pool lease that it may have been granted is released in the background.
+    pub fn try_acquire(&self, instance_id: &str) -> TryAcquirePoolLease {
+        TryAcquirePoolLease::new(self.inner.clone(), instance_id)
     }
 
-    /// Acquires a lease for this instance and runs `work` under it. `work` stops if the lease is lost.
+    /// Acquires a pool lease for this instance and runs `work` under it. `work` stops if the pool lease is lost.
     ///
-    /// Once the lease is lost, the future of `work` is dropped without being polled again, and this function returns
-    /// [`Error::Lost`]. Otherwise it returns the output of `work`. If the release fails afterwards, the error is logged
-    /// and the output is still returned. To set a time limit for one call, see [`AcquireLease::with`].
+    /// Once the pool lease is lost, the future of `work` is dropped without being polled again, and this function
+    /// returns [`Error::Lost`]. Otherwise it returns the output of `work`. If the release fails afterwards, the error
+    /// is logged and the output is still returned. To set a time limit for one call, see [`AcquirePoolLease::with`].
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -141,10 +143,10 @@ impl Pool {
     /// ```
     ///
     /// # Errors
-    /// The same as for [`acquire`](Self::acquire), and [`Error::Lost`] if the lease is lost while `work` runs.
+    /// The same as for [`acquire`](Self::acquire), and [`Error::Lost`] if the pool lease is lost while `work` runs.
     ///
     /// # Cancel safety
-    /// Dropping the future drops `work`, then releases the lease in the background.
+    /// Dropping the future drops `work`, then releases the pool lease in the background.
     pub async fn with<T>(
         &self,
         instance_id: &str,
@@ -153,10 +155,10 @@ impl Pool {
         self.acquire(instance_id).with(work).await
     }
 
-    /// Renews the lease of this instance once, for example one that was
+    /// Renews the pool lease of this instance once, for example one that was
     /// [detached](PoolLease::detach).
     ///
-    /// Returns `false` if the instance no longer holds a lease.
+    /// Returns `false` if the instance no longer holds a pool lease.
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`] if the instance id is empty, longer than 512 bytes, or contains control characters.
@@ -167,16 +169,17 @@ impl Pool {
     /// - [`Error::Closed`] after [`Client::close`](crate::Client::close).
     ///
     /// # Cancel safety
-    /// If the future is dropped, the lease may or may not be renewed.
+    /// If the future is dropped, the pool lease may or may not be renewed.
     pub async fn extend(&self, instance_id: &str) -> Result<bool, Error> {
         Ok(self.inner.renew(instance_id).await?.status == Status::Renewed)
     }
 
-    /// Releases the lease of this instance.
+    /// Releases the pool lease of this instance.
     ///
     /// Returns `true` if it was held until now.
     ///
-    /// A guard of that lease is not notified. It notices the release at its next renewal.
+    /// If the pool lease still has guards, they are notified of the loss. In this client that happens before this
+    /// function returns. The guards of another client notice the release at their next renewal.
     ///
     /// # Errors
     /// The same as for [`extend`](Self::extend), except `Closed`: a closed client still releases.
@@ -185,6 +188,30 @@ impl Pool {
     /// If the future is dropped after it was first polled, the release continues in the background.
     pub async fn release(&self, instance_id: &str) -> Result<bool, Error> {
         Ok(self.inner.release(instance_id).await?.status == Status::Released)
+    }
+
+    /// Returns the members of this pool.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// let encoders = leasehold::Client::memory().pool("encoders", 4).build()?;
+    /// let lease = encoders.acquire("worker-1").await?;
+    /// let stats = encoders.stats().await?;
+    /// assert_eq!((stats.members.len(), stats.members[0].id.as_str()), (1, lease.id()));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The same as for [`Pools::list`].
+    ///
+    /// # Cancel safety
+    /// The query changes nothing in the store, so the future can be dropped at any time.
+    pub async fn stats(&self) -> Result<PoolStats, Error> {
+        let query = PoolQuery::Named(self.inner.name.clone());
+        let found = self.inner.engine.core().list_pools(query).await?.pop();
+        Ok(found.unwrap_or_else(|| PoolStats { name: self.name().to_owned(), members: Vec::new() }))
     }
 
     /// How the pool was declared, for [`compat`](crate::compat).
@@ -252,7 +279,7 @@ impl PoolBuilder {
         self
     }
 
-    /// Sets the longest time that a lease may be held.
+    /// Sets the longest time that a pool lease may be held.
     ///
     /// After that the client releases it, and the guard is lost. By default there is no TTL.
     ///
@@ -412,8 +439,11 @@ impl PoolSpec {
     pub(crate) async fn release(&self, instance_id: &str) -> Result<PoolOutcome, Error> {
         let instance = instance_of(instance_id)?;
         let core = self.engine.core();
-        let part = self.part(PoolAction::Release { instance: instance.clone() });
-        let outcome = core.call_to_the_end(part).await.and_then(outcome_of);
+        let (sent, action) = (core.now(), PoolAction::Release { instance: instance.clone() });
+        let outcome = core.call_to_the_end(self.part(action)).await.and_then(outcome_of);
+        if matches!(outcome, Ok(PoolOutcome { status: Status::Released, .. })) {
+            core.instance_released(&self.name, &instance, sent);
+        }
         self.watch.released(|| Id::Instance(instance), || observed(&outcome));
         outcome
     }
@@ -458,7 +488,7 @@ impl PoolSpec {
             // Registered before the attempt, so that a close during the attempt is not missed.
             let closing = core.closing();
             let held = match self.attempt(instance, until).await? {
-                Ok(lease) => return Ok(lease),
+                Ok(lease) => return Ok(lease.waited_since(started)),
                 Err(held) => held,
             };
             let so_far = core.now().saturating_since(started);
@@ -469,7 +499,7 @@ impl PoolSpec {
                     limit: limit.min(so_far),
                     held: Some(u32::try_from(held).unwrap_or(u32::MAX)),
                     capacity: Some(self.capacity),
-                    next_start: None,
+                    next_token: None,
                 });
             }
             let pause = self.retry.pause(nth).min(limit.saturating_sub(so_far));

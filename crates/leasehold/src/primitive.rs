@@ -10,7 +10,7 @@ pub enum Primitive {
     Semaphore,
     /// A [`Lock`](crate::Lock).
     Lock,
-    /// A [`Pool`](crate::Pool), which grants leases.
+    /// A [`Pool`](crate::Pool), which grants pool leases.
     Pool,
 }
 
@@ -25,13 +25,13 @@ impl Primitive {
         }
     }
 
-    /// Returns what is granted: `permit`, `lock` or `lease`.
+    /// Returns what is granted: `permit`, `lock` or `pool lease`.
     #[must_use]
     pub fn grant(self) -> &'static str {
         match self {
             Self::Semaphore => "permit",
             Self::Lock => "lock",
-            Self::Pool => "lease",
+            Self::Pool => "pool lease",
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::engine::watch::{Id, Watch};
 use crate::machine::Subject;
 use crate::machine::{Rate, Terms};
 use crate::name::{Name, positive};
-use crate::stats::SemaphoreStats;
+use crate::stats::{self, SemaphoreStats};
 use crate::{AcquisitionId, Error, Observer, Outcome, Permit, Primitive};
 
 /// The default lease of permits, locks and pools: how long a holder or waiter may be silent before it is considered dead.
@@ -60,13 +60,16 @@ pub(crate) struct SemaphoreInner {
 }
 
 impl Semaphore {
+    /// The capacity of a semaphore that limits only a [rate](crate::Client::rate): any number of permits may be held.
+    pub const UNLIMITED: u32 = stats::UNLIMITED;
+
     /// Returns the name of the semaphore.
     #[must_use]
     pub fn name(&self) -> &str {
         self.inner.spec.named.name().as_str()
     }
 
-    /// Returns the capacity that this client declared last, in units.
+    /// Returns the capacity that this client declared last, in units, or [`UNLIMITED`](Self::UNLIMITED).
     ///
     /// The store may have another: see [`stats`](Self::stats).
     #[must_use]
@@ -241,7 +244,7 @@ impl Semaphore {
     /// The query changes nothing in the store, so the future can be dropped at any time.
     pub async fn locked(&self) -> Result<bool, Error> {
         let stats = self.stats().await?;
-        let full = stats.units >= stats.capacity || stats.waiting > 0;
+        let full = stats.held_units >= stats.capacity || stats.waiting > 0;
         Ok(full || stats.paused.is_some() || stats.next_token.is_some())
     }
 
@@ -401,7 +404,7 @@ impl SemaphoreBuilder {
     /// valid for its whole lease.
     ///
     /// Without this setting, an acquire on Redis returns as soon as it is woken, and the permit is claimed a moment
-    /// later. Until then the permit is valid only for the [time to claim it](crate::RedisBuilder::confirm_within) of
+    /// later. Until then the permit is valid only for the [time to claim it](crate::RedisBuilder::claim_within) of
     /// the client that released the previous one. Use this setting for work that needs a certain
     /// [validity](Permit::valid_until) from the start. It costs one round trip for each acquire that had to wait.
     ///

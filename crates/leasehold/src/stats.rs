@@ -18,6 +18,9 @@ mod pools;
 pub use clients::ClientInfo;
 pub use pools::{PoolMember, PoolStats};
 
+/// The capacity of a semaphore that limits only its rate.
+pub(crate) const UNLIMITED: u32 = u32::MAX;
+
 /// The state of one semaphore at one moment.
 ///
 /// ```
@@ -47,7 +50,8 @@ pub struct SemaphoreStats {
     pub name: String,
     /// The capacity, in units.
     ///
-    /// Zero if nobody has declared one yet.
+    /// Zero if nobody has declared one yet, and [`Semaphore::UNLIMITED`](crate::Semaphore::UNLIMITED) if there is
+    /// only a rate. For the number of units that may be held, see [`limited_to`](Self::limited_to).
     pub capacity: u32,
     /// The newest declaration.
     ///
@@ -66,7 +70,7 @@ pub struct SemaphoreStats {
     /// The number of units that are held: the sum of the [weights](crate::Acquire::weight).
     ///
     /// After the capacity shrinks, the sum may exceed it.
-    pub units: u32,
+    pub held_units: u32,
     /// The number of waiters.
     pub waiting: usize,
     /// What the first waiter waits for; `None` if nobody waits.
@@ -74,14 +78,26 @@ pub struct SemaphoreStats {
     /// How long the first waiter has waited.
     pub oldest_wait: Option<Duration>,
     /// The holders, the longest holder first.
-    pub holders: Vec<Member>,
+    pub holders: Vec<SemaphoreMember>,
     /// The waiters, in the order of the queue.
     ///
     /// The list is empty unless the query [includes it](crate::Stats::waiters), because a queue may be long.
-    pub waiters: Vec<Member>,
+    pub waiters: Vec<SemaphoreMember>,
 }
 
 impl SemaphoreStats {
+    /// Returns how many units may be held; `None` if any number may, or if nobody has declared a capacity yet.
+    #[must_use]
+    pub fn limited_to(&self) -> Option<u32> {
+        (1..UNLIMITED).contains(&self.capacity).then_some(self.capacity)
+    }
+
+    /// Returns whether any number of units may be held, because there is only a [rate](crate::Client::rate).
+    #[must_use]
+    pub fn is_unlimited(&self) -> bool {
+        self.capacity == UNLIMITED
+    }
+
     /// Returns how long the longest-held permit has been held.
     #[must_use]
     pub fn oldest_hold(&self) -> Option<Duration> {
@@ -91,7 +107,7 @@ impl SemaphoreStats {
     /// Returns how much of the capacity is held, in percent.
     #[must_use]
     pub fn percent(&self) -> f64 {
-        100.0 * f64::from(self.units) / f64::from(self.capacity.max(1))
+        100.0 * f64::from(self.held_units) / f64::from(self.capacity.max(1))
     }
 
     fn is_used(&self) -> bool {
@@ -116,7 +132,7 @@ impl SemaphoreStats {
             rate: meter.map(|meter| RateLimit::of(meter.rate)),
             next_token: meter.and_then(|meter| meter.next_in(now)).map(Span::duration),
             held: 0,
-            units: 0,
+            held_units: 0,
             waiting: 0,
             waits_for: None,
             oldest_wait: None,
@@ -137,9 +153,9 @@ impl SemaphoreStats {
         waiters: Range<usize>,
         label: impl Fn(&T) -> Option<Arc<str>>,
     ) -> Self {
-        let member = |row: &Row<'_, T>| Member {
+        let member = |row: &Row<'_, T>| SemaphoreMember {
             label: label(row.tag).map(|label| label.to_string()),
-            ..Member::of(row.id, row.member, now)
+            ..SemaphoreMember::of(row.id, row.member, now)
         };
         let mut stats = Self::new(name.to_string(), machine.limits(), now);
         stats.set_holders(machine.holders().iter().map(member).collect());
@@ -153,9 +169,9 @@ impl SemaphoreStats {
         stats
     }
 
-    pub(crate) fn set_holders(&mut self, holders: Vec<Member>) {
+    pub(crate) fn set_holders(&mut self, holders: Vec<SemaphoreMember>) {
         self.held = u32::try_from(holders.len()).unwrap_or(u32::MAX);
-        self.units = holders.iter().map(|holder| holder.weight).fold(0, u32::saturating_add);
+        self.held_units = holders.iter().map(|holder| holder.weight).fold(0, u32::saturating_add);
         self.holders = holders;
     }
 
@@ -165,7 +181,7 @@ impl SemaphoreStats {
             WaitsFor::Resume
         } else if weight > self.capacity {
             WaitsFor::Capacity
-        } else if weight > self.capacity.saturating_sub(self.units) {
+        } else if weight > self.capacity.saturating_sub(self.held_units) {
             WaitsFor::Room
         } else if self.next_token.is_some() {
             WaitsFor::Rate
@@ -312,7 +328,7 @@ pub struct Paused {
 /// One holder or waiter of a semaphore.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
-pub struct Member {
+pub struct SemaphoreMember {
     /// The acquisition id.
     ///
     /// On Redis it may belong to another program that shares the semaphore, and have another form.
@@ -326,9 +342,9 @@ pub struct Member {
     /// How long it has held or waited, accurate to a few milliseconds; `None` for other programs on Redis.
     pub age: Option<Duration>,
     /// The time until it expires unless it is renewed; `None` if it does not expire.
-    pub ends_in: Option<Duration>,
+    pub expires_in: Option<Duration>,
     /// The time until its TTL ends the permit, however often it is renewed; `None` without a TTL, and for a waiter.
-    pub ttl_left: Option<Duration>,
+    pub ttl_ends_in: Option<Duration>,
     /// The time since its client renewed it last.
     ///
     /// A holder that is alive renews its permit in the second third of its lease, and after 8 s at the latest. So a
@@ -348,7 +364,7 @@ pub struct Member {
     pub slot_number: Option<u32>,
 }
 
-impl Member {
+impl SemaphoreMember {
     /// Returns a member of a store without leases, without what is known only of its client.
     pub(crate) fn of(id: AcquisitionId, member: &machine::Member, now: Time) -> Self {
         Self {
@@ -357,8 +373,8 @@ impl Member {
             host: None,
             pid: None,
             age: Some(now.since(member.since)),
-            ends_in: member.ends().map(|ends| ends.since(now)),
-            ttl_left: member.hold_until().map(|ends| ends.since(now)),
+            expires_in: member.ends().map(|ends| ends.since(now)),
+            ttl_ends_in: member.hold_until().map(|ends| ends.since(now)),
             silent_for: None,
             fence: member.fence(),
             weight: member.weight(),

@@ -57,7 +57,7 @@ async fn the_settings_and_words_of_sync_guard() {
     use sync_guard::{Backend, ErrorCode, Settings, TimeAuthority};
     let client = Client::memory();
     let lock = client.lock("invoice:42").ttl_ms(30_000).timeout_ms(5000);
-    let lock = lock.max_retries(0, Retry::default()).build().unwrap();
+    let lock = lock.max_retries(0, Retry::default()).on_release_error(|_| ()).build().unwrap();
     let guard = lock.acquire().await.unwrap();
     let error = lock.acquire().await.unwrap_err();
     assert_eq!(ErrorCode::from(&error).as_str(), "AcquisitionTimeout");
@@ -68,13 +68,16 @@ async fn the_settings_and_words_of_sync_guard() {
     assert!(locks.is_locked("invoice:42").await.unwrap());
     assert!(locks.owns(&guard.id()).await.unwrap());
     let info = locks.lookup("invoice:42").await.unwrap().unwrap();
-    assert_eq!((info.key_hash.len(), info.lock_id_hash.len()), (24, 24));
+    assert_eq!((info.key_hash.len(), info.id_hash.len()), (24, 24));
     let capabilities = locks.capabilities();
     assert!(capabilities.supports_fencing);
     assert_eq!(capabilities.backend, "memory");
     assert_eq!(capabilities.time_authority, TimeAuthority::Process);
     #[cfg(feature = "redis")]
-    let _ = [sync_guard::LockLayout::SyncGuard1, sync_guard::LockLayout::SyncGuard2];
+    for layout in [sync_guard::LockLayout::SyncGuard1, sync_guard::LockLayout::SyncGuard2] {
+        use sync_guard::StoreSettings;
+        let _ = Client::redis_builder("redis://localhost").lock_layout(layout);
+    }
     let held = locks.acquire("invoice:43", Duration::from_secs(1)).await.unwrap().unwrap();
     assert!(locks.extend(&held.id, Duration::from_secs(2)).await.unwrap());
     assert!(locks.acquire("invoice:43", Duration::from_secs(1)).await.unwrap().is_none());

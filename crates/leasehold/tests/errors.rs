@@ -37,16 +37,19 @@ async fn an_argument_is_wrong() {
     let pool = client.pool("encoders", 1).build().unwrap();
     expect!(
         client.semaphore("api", 0).build().unwrap_err(),
-        Error::InvalidArgument { what: "capacity", .. }
+        Error::InvalidArgument { argument: "capacity", .. }
     );
-    expect!(client.lock("").build().unwrap_err(), Error::InvalidArgument { what: "key", .. });
-    expect!(failure(pool.acquire("")).await, Error::InvalidArgument { what: "instance id", .. });
+    expect!(client.lock("").build().unwrap_err(), Error::InvalidArgument { argument: "key", .. });
+    expect!(
+        failure(pool.acquire("")).await,
+        Error::InvalidArgument { argument: "instance id", .. }
+    );
     expect!(
         failure(Client::open("mysql://host")).await,
-        Error::InvalidArgument { what: "store", .. }
+        Error::InvalidArgument { argument: "store", .. }
     );
     let nowhere = failure(Client::local("/nowhere/store")).await;
-    expect!(nowhere, Error::InvalidArgument { what: "store", .. });
+    expect!(nowhere, Error::InvalidArgument { argument: "store", .. });
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use leasehold::compat::sync_guard::LockLayout;
+use leasehold::compat::sync_guard::{LockLayout, StoreSettings};
 use leasehold::{Client, Fence, FenceGate, LockGuard};
 use rusqlite::{Connection, params};
 use testkit::child::{self, Child};

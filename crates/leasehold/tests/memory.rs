@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use leasehold::{
     Acquire, AcquisitionId, Client, ClientId, Error, Fence, FenceGate, HeldLock, Lock, LockBuilder,
-    LockGuard, LockId, LockInfo, Locks, LossReason, Lost, Member, MemoryBuilder, Observer, Permit,
-    Retry, Semaphore, SemaphoreBuilder, SemaphoreStats, StaleFence, Stats,
+    LockGuard, LockId, LockInfo, Locks, LossReason, Lost, MemoryBuilder, Observer, Permit, Retry,
+    Semaphore, SemaphoreBuilder, SemaphoreStats, StaleFence, Stats,
 };
 use testkit::by_hand::ByHand;
 use testkit::conformance::Store;
@@ -60,7 +60,7 @@ async fn a_permit_without_a_ttl_does_not_end_by_itself() {
     let semaphore = Client::memory().semaphore("no end", 1).build().unwrap();
     let permit = acquire(&semaphore).await;
     assert_eq!(permit.valid_until(), None);
-    assert_eq!(semaphore.stats().await.unwrap().holders[0].ends_in, None);
+    assert_eq!(semaphore.stats().await.unwrap().holders[0].expires_in, None);
     assert_eq!(permit.waited(), Duration::ZERO);
 }
 
@@ -178,7 +178,7 @@ mod idle {
     #[test]
     fn an_idle_time_of_zero_is_refused() {
         let error = Client::memory_builder().idle(Duration::ZERO).build().unwrap_err();
-        assert!(matches!(error, Error::InvalidArgument { what: "idle", .. }), "{error}");
+        assert!(matches!(error, Error::InvalidArgument { argument: "idle", .. }), "{error}");
     }
 }
 
@@ -296,7 +296,7 @@ mod types {
         anywhere::<Locks>();
         anywhere::<LossReason>();
         anywhere::<Lost>();
-        anywhere::<Member>();
+        anywhere::<leasehold::SemaphoreMember>();
         anywhere::<MemoryBuilder>();
         anywhere::<Observer>();
         anywhere::<Permit>();

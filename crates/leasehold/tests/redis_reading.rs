@@ -50,7 +50,7 @@ async fn a_reader_sees_all(user: &str, reader: &str) {
     assert!(deadline(reading.locks().is_locked("invoice")).await.unwrap());
     assert!(deadline(reading.locks().lookup("another")).await.unwrap().is_none());
     let pools = deadline(reading.pools().list(10)).await.unwrap();
-    assert_eq!((pools.len(), pools[0].members[0].instance_id.as_str()), (1, "worker-1"));
+    assert_eq!((pools.len(), pools[0].members[0].id.as_str()), (1, "worker-1"));
     let clients = async || deadline(reading.clients(10)).await.unwrap();
     eventually(async || clients().await.iter().any(|one| one.id == client.id().to_string())).await;
     assert_eq!(clients().await.len(), 1, "a client that only reads has no record");
@@ -177,7 +177,7 @@ async fn more_holders_than_a_page_are_all_counted() {
         held.push(deadline(acquire).await.unwrap());
     }
     let stats = deadline(semaphore.stats()).await.unwrap();
-    assert_eq!((stats.held as usize, stats.units as usize), (CROWD, CROWD));
+    assert_eq!((stats.held as usize, stats.held_units as usize), (CROWD, CROWD));
 }
 
 /// After an outage the same client reads again.
@@ -215,7 +215,7 @@ async fn keys_of_other_programs_do_not_end_a_listing() {
     assert_eq!(all.iter().map(|one| (&*one.name, one.held)).collect::<Vec<_>>(), [("api", 1)]);
     let pools = deadline(client.pools().list(10)).await.unwrap();
     assert_eq!(pools.iter().map(|one| &*one.name).collect::<Vec<_>>(), ["encoders", "foreign"]);
-    assert_eq!(pools[1].members[0].instance_id, "\u{fffd}\u{fffd}");
+    assert_eq!(pools[1].members[0].id, "\u{fffd}\u{fffd}");
     drop(held);
 }
 

@@ -52,7 +52,7 @@ async fn statistics_have_the_fields_of_their_types() {
     let stats = client.stats().waiters().await.unwrap().remove(0);
     assert_eq!(stats.waits_for, Some(WaitsFor::Resume));
     let json = serde_json::to_value(&stats).unwrap();
-    let numbers = ["capacity", "declared", "held", "units", "waiting"];
+    let numbers = ["capacity", "declared", "held", "held_units", "waiting"];
     let times = ["next_token_seconds", "oldest_hold_seconds", "oldest_wait_seconds"];
     let others = ["name", "pinned", "paused", "rate", "waits_for", "holders", "waiters"];
     assert_fields(&json, &[&numbers[..], &times, &others].concat());
@@ -66,7 +66,7 @@ async fn statistics_have_the_fields_of_their_types() {
     assert_eq!(json["rate"], rate);
     let (holder, waiter) = (&json["holders"][0], &json["waiters"][0]);
     let place = ["id", "slot_number", "weight", "host", "pid", "label", "fence"];
-    let times = ["age_seconds", "silent_for_seconds", "ttl_left_seconds", "ends_in_seconds"];
+    let times = ["age_seconds", "silent_for_seconds", "ttl_ends_in_seconds", "expires_in_seconds"];
     assert_fields(holder, &[&place[..], &times].concat());
     assert_fields(waiter, &[&place[..], &times].concat());
     assert_eq!(holder["fence"], permit.fence().to_string());
@@ -81,11 +81,11 @@ async fn a_lock_id_is_never_written() {
     let info = client.locks().lookup("invoice:42").await.unwrap().unwrap();
     let json = serde_json::to_value(&info).unwrap();
     assert!(!json.to_string().contains(&guard.id().to_string()), "{json}");
-    let fields = ["lock_id_hash", "host", "pid", "label", "fence", "key_hash"];
-    let times = ["acquired_at", "age_seconds", "expires_at", "ends_in_seconds"];
+    let fields = ["id_hash", "host", "pid", "label", "fence", "key_hash"];
+    let times = ["acquired_at", "age_seconds", "expires_at", "expires_in_seconds"];
     assert_fields(&json, &[&fields[..], &times, &["key"]].concat());
     assert!(json["acquired_at"].as_str().is_some_and(|time| time.ends_with('Z')), "{json}");
-    assert!(json["ends_in_seconds"].as_f64().is_some_and(|left| left > 29.0), "{json}");
+    assert!(json["expires_in_seconds"].as_f64().is_some_and(|left| left > 29.0), "{json}");
 }
 
 #[tokio::test]
@@ -96,8 +96,8 @@ async fn pools_and_clients_have_the_fields_of_their_types() {
     let pool = serde_json::to_value(&pool).unwrap();
     assert_fields(&pool, &["name", "held", "members"]);
     assert_eq!(pool["held"], 1);
-    let times = ["silent_for_seconds", "ends_in_seconds"];
-    assert_fields(&pool["members"][0], &[&["instance_id"][..], &times].concat());
+    let times = ["silent_for_seconds", "expires_in_seconds"];
+    assert_fields(&pool["members"][0], &[&["id"][..], &times].concat());
     let clients = serde_json::to_value(client.clients(10).await.unwrap()).unwrap();
     assert_fields(&clients[0], &["id", "host", "pid", "program", "since"]);
     assert_eq!(clients[0]["id"], client.id().to_string());

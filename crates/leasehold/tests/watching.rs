@@ -37,7 +37,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap()
 }
 
-/// A semaphore, a lock or a pool that grants one permit, lock or lease at a time, and the events of its observer.
+/// A semaphore, a lock or a pool that grants one permit, lock or pool lease at a time, and the events of its observer.
 struct Observed {
     resource: Resource,
     client: Client,
@@ -218,7 +218,7 @@ async fn follow_the_table(client: &Client, primitive: Primitive, renews: bool) {
                 }
             }
             Step::TryInVain => assert!(deadline(observed.try_acquire()).await.is_none()),
-            // An instance that holds a lease of a pool shares it, so another client waits for it.
+            // An instance that holds a pool lease shares it, so another client waits for it.
             Step::WaitInVain | Step::DropTheWait if primitive == Primitive::Pool => {
                 let Resource::Pool(pool) = &observed.resource else { panic!() };
                 let mut waiting = Box::pin(pool.acquire("another"));
@@ -418,9 +418,9 @@ async fn an_acquire_and_a_hold_are_a_span_each() {
 
     drop(deadline(client.pool("spans", 1).build().unwrap().acquire("one")).await.unwrap());
     let seen = spans.find("leasehold.acquire", &[("kind", "pool"), ("outcome", "acquired")]);
-    assert_eq!(seen[0].events, ["lease acquired"]);
+    assert_eq!(seen[0].events, ["pool lease acquired"]);
     let seen = spans.find("leasehold.hold", &[("kind", "pool"), ("id", "one")]);
-    assert_eq!(seen[0].events, ["lease released"]);
+    assert_eq!(seen[0].events, ["pool lease released"]);
 
     let guard = deadline(client.lock("invoice:43").build().unwrap().acquire()).await.unwrap();
     let lost_id = guard.id().to_string();

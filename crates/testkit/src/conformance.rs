@@ -82,7 +82,13 @@ macro_rules! conformance {
                 an_acquire_that_is_not_polled_does_nothing,
                 an_acquire_that_is_dropped_leaves_nothing,
                 what_is_detached_is_renewed_and_released_by_hand,
-                with_holds_a_guard_while_the_work_runs;
+                a_release_by_id_notifies_the_guard_of_its_client_at_once,
+                with_holds_a_guard_while_the_work_runs,
+                work_stops_when_its_guard_is_lost,
+                cancelled_or_panicking_work_releases_its_guard,
+                a_close_ends_permits,
+                a_close_ends_locks,
+                a_close_ends_pool_leases;
             queue:
                 waiters_are_served_in_order,
                 waiters_of_two_clients_are_served_in_order,
@@ -192,12 +198,10 @@ macro_rules! conformance {
                 a_missing_lease_is_reported,
                 a_lease_ends_with_its_ttl,
                 a_renewed_lease_stays_held,
-                a_guard_is_notified_when_its_lease_is_missing,
                 a_waiting_acquire_gets_the_next_lease,
                 a_wait_that_was_too_long_says_how_full_it_was,
                 a_stale_release_does_not_end_a_newer_lease,
                 a_shared_lease_is_released_with_its_last_guard,
-                a_close_releases_pool_leases,
                 pools_that_cannot_be_are_refused,
                 instance_ids_that_cannot_be_are_refused;
             locks:
@@ -225,17 +229,10 @@ macro_rules! conformance {
                 a_crowd_is_served_one_after_the_other,
                 a_waiter_that_leaves_takes_no_wake_up_with_it,
                 an_acquire_that_is_dropped_leaves_nothing,
-                an_acquire_that_nobody_polls_does_nothing,
                 locks_work_without_a_runtime;
             lock_ends:
-                with_returns_the_value_of_the_work,
-                work_stops_when_the_ttl_ends,
-                work_stops_when_its_lock_is_released_by_id,
-                cancelled_or_panicking_work_releases_its_lock,
                 a_close_notifies_waiters,
                 a_close_ends_acquires_in_every_state,
-                a_close_notifies_holders,
-                a_closed_client_acquires_no_lock,
                 a_close_frees_permits_for_other_clients;
             lock_records:
                 an_acquire_with_the_same_id_returns_the_same_lock,

@@ -22,8 +22,8 @@ pub type OpId = u64;
 pub enum Event {
     /// The process starts, with these client ids.
     Begin { clients: String },
-    /// It is about to ask for a permit, lock or lease, which the store will list with this id. `-` means that the id is
-    /// not known.
+    /// It is about to ask for a permit, lock or pool lease, which the store will list with this id. `-` means that
+    /// the id is not known.
     Ask { op: OpId, thing: String, id: String },
     /// The store answered, to a query sent at `since`, that the acquisition waits.
     Queue { op: OpId, since: Micros, position: u64 },

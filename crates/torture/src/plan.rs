@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::clock::{MILLISECOND, Micros, SECOND};
 
-/// The time that a woken waiter has to claim its permit: `confirm_within` of every worker.
+/// The time that a woken waiter has to claim its permit: `claim_within` of every worker.
 pub const CONFIRM: Micros = 4 * SECOND;
 /// How long a worker waits for an answer before it suspects the connection.
 pub const SOCKET_TIMEOUT: Micros = 1500 * MILLISECOND;

@@ -12,7 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use fastrand::Rng;
-use leasehold::compat::sync_guard::LockLayout;
+use leasehold::compat::sync_guard::{LockLayout, StoreSettings};
 use leasehold::{AcquisitionId, Client, Error};
 use tokio::sync::watch;
 
@@ -237,14 +237,14 @@ fn watch_the_clock(history_file: Arc<HistoryFile>) {
 async fn connect(settings: &Settings) -> Result<Client, Error> {
     let store = &settings.store;
     if let Some(path) = store.strip_prefix("sqlite:") {
-        let builder = Client::local_builder(path).confirm_within(Duration::from_micros(CONFIRM));
+        let builder = Client::local_builder(path).claim_within(Duration::from_micros(CONFIRM));
         return builder.answer_timeout(Duration::from_micros(SOCKET_TIMEOUT)).open().await;
     }
     Client::redis_builder(store)
         .lock_layout(settings.lock_layout())
         .answer_timeout(Duration::from_micros(SOCKET_TIMEOUT))
         .connect_timeout(Duration::from_secs(1))
-        .confirm_within(Duration::from_micros(CONFIRM))
+        .claim_within(Duration::from_micros(CONFIRM))
         .open()
         .await
 }

@@ -11,7 +11,7 @@ use pyo3::types::{PyBytes, PyString};
 use crate::failure::Failure;
 use crate::process;
 
-/// The minimum of `confirm_within`, as in the library.
+/// The minimum of `claim_within`, as in the library.
 const MIN_CLAIM: Duration = Duration::from_secs(1);
 
 /// The settings that a client may have besides its URL.
@@ -23,7 +23,7 @@ pub(super) struct Options {
     pub(super) ca_certificate: Option<Vec<u8>>,
     pub(super) connect_timeout: Option<Duration>,
     pub(super) answer_timeout: Option<Duration>,
-    pub(super) confirm_within: Option<Duration>,
+    pub(super) claim_within: Option<Duration>,
     pub(super) read_only: bool,
 }
 
@@ -71,7 +71,7 @@ impl Settings {
             ("connect_timeout", options.connect_timeout.is_some(), redis),
             ("read_only", options.read_only, remote),
             ("answer_timeout", options.answer_timeout.is_some(), remote),
-            ("confirm_within", options.confirm_within.is_some(), remote),
+            ("claim_within", options.claim_within.is_some(), remote),
         ];
         for (name, given, is_supported) in settings {
             if given && !is_supported {
@@ -84,7 +84,7 @@ impl Settings {
         let durations = [
             ("connect_timeout", options.connect_timeout),
             ("answer_timeout", options.answer_timeout),
-            ("confirm_within", options.confirm_within),
+            ("claim_within", options.claim_within),
         ];
         for (name, duration) in durations {
             if duration.is_some_and(|duration| duration.is_zero()) {
@@ -93,11 +93,11 @@ impl Settings {
                 )));
             }
         }
-        if let Some(limit) = options.confirm_within
+        if let Some(limit) = options.claim_within
             && limit < MIN_CLAIM
         {
             return Err(Failure::Invalid(format!(
-                "invalid confirm_within: it is {limit:?}; the minimum is {MIN_CLAIM:?}, \
+                "invalid claim_within: it is {limit:?}; the minimum is {MIN_CLAIM:?}, \
                  because other clients must keep to it"
             )));
         }
@@ -114,8 +114,8 @@ impl Settings {
                 if let Some(timeout) = options.answer_timeout {
                     builder = builder.answer_timeout(timeout);
                 }
-                if let Some(limit) = options.confirm_within {
-                    builder = builder.confirm_within(limit);
+                if let Some(limit) = options.claim_within {
+                    builder = builder.claim_within(limit);
                 }
                 if options.read_only {
                     builder = builder.read_only();
@@ -139,8 +139,8 @@ impl Settings {
                 if let Some(timeout) = options.answer_timeout {
                     builder = builder.answer_timeout(timeout);
                 }
-                if let Some(limit) = options.confirm_within {
-                    builder = builder.confirm_within(limit);
+                if let Some(limit) = options.claim_within {
+                    builder = builder.claim_within(limit);
                 }
                 if options.read_only {
                     builder = builder.read_only();

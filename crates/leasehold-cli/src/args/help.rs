@@ -146,20 +146,20 @@ If a semaphore, a lock and a pool have the name, all of them are shown, each und
 SILENT FOR is the time since the holder or waiter last renewed its lease, on Redis. Holders renew it
 every 8 s or more often, so a longer silence means that the process is dead or stopped, or cannot
 reach the store. On one host nothing is renewed, because the kernel reports dead processes. TTL LEFT
-is the time until --ttl ends the permit. LEASE LEFT is the time until a lock or a lease of a pool
+is the time until --ttl ends the permit. LEASE LEFT is the time until a lock or a pool lease
 expires unless it is renewed; it does not say when the job ends.
 
 --json prints one object with the fields kind (semaphore, lock or pool), name, held, holders and
 also. `also` is an array of the same objects for the other kinds of that name, usually empty.
 Unknown values are null. Further fields:
-  semaphore  capacity (the limit), declared, pinned, paused (lasts_seconds, by, reason), units, rate
-             (starts, period_seconds, burst, interval_seconds), next_token_seconds, waiting,
+  semaphore  capacity (the limit), declared, pinned, paused (lasts_seconds, by, reason), held_units,
+             rate (starts, period_seconds, burst, interval_seconds), next_token_seconds, waiting,
              waits_for, waiters, oldest_hold_seconds, oldest_wait_seconds; each holder and waiter:
              id, slot_number, weight, host, pid, label, age_seconds, silent_for_seconds,
-             ttl_left_seconds, ends_in_seconds (until it expires unless it is renewed), fence
-  lock       its holder: key, key_hash, lock_id_hash, host, pid, label, acquired_at, age_seconds,
-             expires_at, ends_in_seconds, fence
-  pool       each holder: instance_id, silent_for_seconds, ends_in_seconds
+             ttl_ends_in_seconds, expires_in_seconds (until it expires unless it is renewed), fence
+  lock       its holder: key, key_hash, id_hash, host, pid, label, acquired_at, age_seconds,
+             expires_at, expires_in_seconds, fence
+  pool       each holder: id, silent_for_seconds, expires_in_seconds
 
 The field waits_for says what the first waiter waits for:
   room       a release: too few units are free

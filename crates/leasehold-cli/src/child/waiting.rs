@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use leasehold::{
-    AcquisitionId, Client, Error, LockInfo, Locks, Member, Outage, Semaphore, SemaphoreStats,
-    WaitsFor,
+    AcquisitionId, Client, Error, LockInfo, Locks, Outage, Semaphore, SemaphoreMember,
+    SemaphoreStats, WaitsFor,
 };
 use tokio::time::sleep;
 use unicode_width::UnicodeWidthStr;
@@ -145,8 +145,9 @@ fn unreachable(error: &Error, place: &str) -> String {
 
 /// Returns the server that cannot be reached, if the store has several.
 fn server<'a>(error: &'a Error, place: &str) -> Option<&'a str> {
-    let Error::Unavailable { what, .. } = error else { return None };
-    let server = what.split_whitespace().find(|word| word.contains("://"))?.trim_end_matches(':');
+    let Error::Unavailable { attempt, .. } = error else { return None };
+    let server =
+        attempt.split_whitespace().find(|word| word.contains("://"))?.trim_end_matches(':');
     (server != place).then_some(server)
 }
 
@@ -155,9 +156,9 @@ fn cause(error: &Error, place: &str) -> String {
     match error {
         Error::Unavailable { timed_out: true, .. } => "no answer in time".to_owned(),
         Error::Unavailable { source: Some(source), .. } => source.to_string(),
-        Error::Unavailable { what, .. } => {
+        Error::Unavailable { attempt, .. } => {
             let server = server(error, place).unwrap_or(place);
-            let (_, why) = what.split_once(&format!("{server}: ")).unwrap_or(("", what));
+            let (_, why) = attempt.split_once(&format!("{server}: ")).unwrap_or(("", attempt));
             why.to_owned()
         }
         error => error.to_string(),
@@ -335,7 +336,7 @@ pub(crate) fn locked_by(info: &LockInfo) -> String {
     format!("held{by}{holder}")
 }
 
-fn describe_member(member: &Member) -> String {
+fn describe_member(member: &SemaphoreMember) -> String {
     let host = member.host.as_deref().unwrap_or(&member.id);
     describe(Some(host), member.pid, member.label.as_deref(), member.age)
 }

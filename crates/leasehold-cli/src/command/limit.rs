@@ -200,14 +200,16 @@ pub(super) fn describe(stats: &SemaphoreStats) -> String {
     let permits = match capacity {
         0 => "no limit yet".to_owned(),
         1 => "1 permit".to_owned(),
-        u32::MAX => "any number of permits".to_owned(),
+        Semaphore::UNLIMITED => "any number of permits".to_owned(),
         capacity => format!("{capacity} permits"),
     };
     let rate = rate(stats).map(|rate| format!(", {rate}")).unwrap_or_default();
     let pinned = match stats.pinned {
         Some(_) if stats.declared == capacity => ", pinned".to_owned(),
         Some(_) if stats.declared == 0 => ", pinned (no limit was declared yet)".to_owned(),
-        Some(_) if stats.declared == u32::MAX => ", pinned (no limit after --unpin)".to_owned(),
+        Some(_) if stats.declared == Semaphore::UNLIMITED => {
+            ", pinned (no limit after --unpin)".to_owned()
+        }
         Some(_) => format!(", pinned ({} after --unpin)", stats.declared),
         None => String::new(),
     };

@@ -61,7 +61,7 @@ async fn hold_and_run(
         let holder = async { Ok(client.locks().lookup(lock.name()).await?) };
         let holder = limit.bound(store, signals, holder).await?;
         let what = format!("the lock {:?}", lock.name());
-        check_nesting(&what, holder.map(|holder| holder.lock_id.to_string()))?;
+        check_nesting(&what, holder.map(|holder| holder.id.to_string()))?;
     }
     let begun = Instant::now();
     let guard = acquire(client, store, &lock, &arguments, limit, signals).await?;

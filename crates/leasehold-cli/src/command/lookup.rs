@@ -35,9 +35,9 @@ pub(crate) fn run(arguments: &LookupArgs) -> Result<u8, Failure> {
 fn as_text(found: &LockInfo, raw: bool) -> String {
     let info = found;
     let names = if raw {
-        [("key", output::one_line(&found.key)), ("lock id", found.lock_id.to_string())]
+        [("key", output::one_line(&found.key)), ("lock id", found.id.to_string())]
     } else {
-        [("key hash", info.key_hash.clone()), ("lock id hash", info.lock_id_hash.clone())]
+        [("key hash", info.key_hash.clone()), ("lock id hash", info.id_hash.clone())]
     };
     let rest = [
         ("host", or_dash(info.host.as_deref().map(output::one_line))),
@@ -45,7 +45,7 @@ fn as_text(found: &LockInfo, raw: bool) -> String {
         ("label", or_dash(info.label.as_deref().map(output::one_line))),
         ("fence", info.fence.to_string()),
         ("acquired", format!("{} ({} ago)", timestamp(info.acquired_at), ago(info.age()))),
-        ("ends", format!("{} (in {})", timestamp(info.expires_at), ago(info.ends_in()))),
+        ("ends", format!("{} (in {})", timestamp(info.expires_at), ago(info.expires_in()))),
     ];
     names.into_iter().chain(rest).fold(String::new(), |mut text, (title, value)| {
         let _ = writeln!(text, "{title:<13} {value}");
@@ -57,7 +57,7 @@ fn as_text(found: &LockInfo, raw: bool) -> String {
 fn as_json(found: &LockInfo, raw: bool) -> Value {
     let mut value = output::json(found);
     if raw {
-        value["lock_id"] = found.lock_id.to_string().into();
+        value["id"] = found.id.to_string().into();
     } else if let Some(fields) = value.as_object_mut() {
         fields.remove("key");
     }

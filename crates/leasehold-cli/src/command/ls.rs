@@ -65,7 +65,7 @@ async fn semaphores(client: &Client, all: bool) -> Result<Section, Failure> {
 async fn locks(client: &Client) -> Result<Section, Failure> {
     let locks = client.locks().list(usize::MAX).await?;
     let row = |lock: &LockInfo| {
-        [lock.key.clone(), ago(lock.age()), ago(lock.ends_in()), lock.fence.to_string()]
+        [lock.key.clone(), ago(lock.age()), ago(lock.expires_in()), lock.fence.to_string()]
     };
     let titles = ["LOCK", "FOR", "LEASE LEFT", "FENCE"];
     let table = (!locks.is_empty()).then(|| table(titles, &[1, 2], locks.iter().map(row)));
@@ -89,7 +89,7 @@ fn row(one: &SemaphoreStats) -> [String; 7] {
         one.name.clone(),
         held(one),
         capacity(one),
-        or_dash((one.capacity < u32::MAX).then(|| format!("{:.0}%", one.percent()))),
+        or_dash((!one.is_unlimited()).then(|| format!("{:.0}%", one.percent()))),
         one.waiting.to_string(),
         or_dash(one.oldest_hold().map(ago)),
         or_dash(one.oldest_wait.map(ago)),
@@ -98,14 +98,13 @@ fn row(one: &SemaphoreStats) -> [String; 7] {
 
 /// Returns the number of permits, and the number of units if it differs.
 fn held(one: &SemaphoreStats) -> String {
-    let (held, units) = (one.held, one.units);
+    let (held, units) = (one.held, one.held_units);
     if held == units { held.to_string() } else { format!("{held} ({})", counted(units, "unit")) }
 }
 
 /// Returns the capacity with pin, pause and rate.
 fn capacity(one: &SemaphoreStats) -> String {
-    let limited = (1..u32::MAX).contains(&one.capacity);
-    let capacity = or_dash(limited.then(|| one.capacity.to_string()));
+    let capacity = or_dash(one.limited_to().map(|limit| limit.to_string()));
     let pinned = if one.pinned.is_some() { " pinned" } else { "" };
     let paused = if one.paused.is_some() { " paused" } else { "" };
     let rate = rate(one).map(|rate| format!(", {rate}")).unwrap_or_default();

@@ -74,7 +74,7 @@ fn release_by_key(arguments: &ReleaseArgs) -> Result<u8, Failure> {
             )));
         }
         // By the id of that holder, so that no later holder is released.
-        if !locks.release(&lock.lock_id).await? {
+        if !locks.release(&lock.id).await? {
             let problem = format!("{key:?} is no longer locked by {holder}");
             return Err(Failure::new(NOTHING_THERE, problem + ": nothing was released"));
         }
@@ -164,6 +164,6 @@ async fn release_lock(
     id: LockId,
 ) -> Result<Option<&'static str>, Failure> {
     let locks = client.locks();
-    let is_it = locks.lookup(key).await?.is_some_and(|found| found.lock_id == id);
+    let is_it = locks.lookup(key).await?.is_some_and(|found| found.id == id);
     Ok((is_it && locks.release(&id).await?).then_some("lock"))
 }

@@ -102,7 +102,7 @@ async fn declare(
     let lease = lease_to_request(arguments.lease, grace);
     let rate = arguments.rate.map(|rate| rate.with_burst(arguments.burst)).transpose()?;
     // A rate without `-n` does not limit how many run at once.
-    let otherwise = if matches!(rate, Some(RateChange::To(_))) { u32::MAX } else { 1 };
+    let otherwise = if matches!(rate, Some(RateChange::To(_))) { Semaphore::UNLIMITED } else { 1 };
     let capacity = arguments.capacity.unwrap_or(otherwise);
     let semaphore = client.semaphore(&arguments.name, capacity).lease(lease).numbered();
     // The child needs the grace and more from its start. The time to claim a permit may be shorter than that.
@@ -135,13 +135,13 @@ async fn declare(
         let stats = client.stats().names([&arguments.name]).unused().await?;
         let stored = stats.first().map_or(0, |one| one.capacity);
         let limit = arguments.capacity.unwrap_or(if stored == 0 { otherwise } else { stored });
-        if is_weighed && limit == u32::MAX {
+        if is_weighed && limit == Semaphore::UNLIMITED {
             let (weight, name) = (arguments.weight, &arguments.name);
             let problem = format!("--weight {weight} needs a limit, and {name:?} has only a rate");
             let why = "which counts starts, whatever they weigh";
             return Err(Failure::usage(format!("{problem}, {why}: give -n, or no --weight")));
         }
-        if let Some(stats) = stats.first().filter(|stats| stats.capacity < u32::MAX) {
+        if let Some(stats) = stats.first().filter(|stats| !stats.is_unlimited()) {
             let holders = stats.holders.iter().map(|holder| holder.id.clone());
             check_nesting(&format!("{:?}", arguments.name), holders)?;
         }
@@ -165,7 +165,7 @@ fn changes(stats: &SemaphoreStats, capacity: Option<u32>, rate: Option<RateChang
         (Some(capacity), Some(pinned)) => {
             changes.push(format!("{name:?} is pinned to {pinned}: -n {capacity} has no effect"));
         }
-        (Some(capacity), None) if before == u32::MAX => {
+        (Some(capacity), None) if before == Semaphore::UNLIMITED => {
             changes.push(format!("{name:?} had no limit: the limit is now {capacity}"));
         }
         (Some(capacity), None) => {
@@ -252,8 +252,8 @@ async fn acquire(
             let why = reason.unwrap_or_else(|_| Err(store.silent_for(REASON_WITHIN)))?;
             let why = why.map(|why| format!(": {why}")).unwrap_or_default();
             // The reason names the rate, and what to do at a shell.
-            if let Error::TimedOut { next_start, .. } = &mut error {
-                *next_start = None;
+            if let Error::TimedOut { next_token, .. } = &mut error {
+                *next_token = None;
             }
             Err(taken(code, verbose, &(limit.named_in(error) + &why)))
         }

@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-use leasehold::{Client, Error, LockInfo, Member, PoolMember, PoolStats, SemaphoreStats, WaitsFor};
+use leasehold::{
+    Client, Error, LockInfo, PoolMember, PoolStats, SemaphoreMember, SemaphoreStats, WaitsFor,
+};
 use serde_json::{Value, json};
 
 use super::limit::{paused, rate};
@@ -125,17 +127,16 @@ fn summed_up(name: &str, summary: &str, table: Option<String>) -> String {
 
 impl NamedResource {
     fn semaphore(stats: &SemaphoreStats) -> Self {
-        let (held, capacity, waiting) = (stats.held, stats.capacity, stats.waiting);
+        let (held, limit, waiting) = (stats.held, stats.limited_to(), stats.waiting);
         let pinned = if stats.pinned.is_some() { " (pinned)" } else { "" };
         let paused = paused(stats).map(|paused| format!("; {paused}")).unwrap_or_default();
-        let limited = (1..u32::MAX).contains(&capacity);
-        let of = if limited { format!(" of {capacity}") } else { String::new() };
-        let used = if stats.units == held {
+        let of = limit.map(|limit| format!(" of {limit}")).unwrap_or_default();
+        let used = if stats.held_units == held {
             format!("{held}{of}{pinned} held")
         } else {
-            let unit = if stats.units == 1 && !limited { "unit" } else { "units" };
+            let unit = if stats.held_units == 1 && limit.is_none() { "unit" } else { "units" };
             let permits = counted(held, "permit");
-            format!("{}{of}{pinned} {unit} held by {permits}", stats.units)
+            format!("{}{of}{pinned} {unit} held by {permits}", stats.held_units)
         };
         // Waiting for room or for the end of a pause needs no explanation here.
         let waits =
@@ -173,7 +174,7 @@ impl NamedResource {
             or_dash(info.pid.map(|pid| pid.to_string())),
             or_dash(info.label.clone()),
             ago(info.age()),
-            ago(info.ends_in()),
+            ago(info.expires_in()),
             info.fence.to_string(),
         ];
         let titles = ["HOST", "PID", "LABEL", "FOR", "LEASE LEFT", "FENCE"];
@@ -184,7 +185,7 @@ impl NamedResource {
 
     fn pool(pool: &PoolStats) -> Self {
         let row = |one: &PoolMember| {
-            [one.instance_id.clone(), ago(one.silent_for), or_dash(one.ends_in.map(ago))]
+            [one.id.clone(), ago(one.silent_for), or_dash(one.expires_in.map(ago))]
         };
         let titles = ["INSTANCE", "SILENT FOR", "LEASE LEFT"];
         let table = table(titles, &[1, 2], pool.members.iter().map(row));
@@ -196,7 +197,7 @@ impl NamedResource {
     }
 }
 
-fn row(place: &str, member: &Member) -> [String; 11] {
+fn row(place: &str, member: &SemaphoreMember) -> [String; 11] {
     [
         place.to_owned(),
         member.id.clone(),
@@ -205,7 +206,7 @@ fn row(place: &str, member: &Member) -> [String; 11] {
         or_dash(member.label.clone()),
         or_dash(member.age.map(ago)),
         or_dash(member.silent_for.map(ago)),
-        or_dash(member.ttl_left.map(ago)),
+        or_dash(member.ttl_ends_in.map(ago)),
         or_dash(member.slot_number.map(|slot| slot.to_string())),
         member.weight.to_string(),
         or_dash(member.fence.map(|fence| fence.to_string())),

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::time::{Duration, SystemTime};
 
-use leasehold::{LockInfo, Member, PoolMember, PoolStats, SemaphoreStats};
+use leasehold::{LockInfo, PoolMember, PoolStats, SemaphoreMember, SemaphoreStats};
 
 use super::Snapshot;
 
@@ -222,7 +222,7 @@ impl Comparison<'_> {
 
     /// The number of new holders.
     fn semaphore(&mut self, before: Option<&SemaphoreStats>, after: &SemaphoreStats) -> u32 {
-        let held: &[Member] = before.map_or(&[], |before| &before.holders);
+        let held: &[SemaphoreMember] = before.map_or(&[], |before| &before.holders);
         let earlier: HashSet<_> = held.iter().map(|one| &*one.id).collect();
         let now: HashSet<_> = after.holders.iter().map(|one| &*one.id).collect();
         self.ended(&after.name, held.iter().filter(|one| !now.contains(&*one.id)));
@@ -234,10 +234,10 @@ impl Comparison<'_> {
         grants
     }
 
-    fn ended<'m>(&mut self, name: &str, holders: impl Iterator<Item = &'m Member>) {
+    fn ended<'m>(&mut self, name: &str, holders: impl Iterator<Item = &'m SemaphoreMember>) {
         for one in holders {
             let held_for = one.age.map(|age| age + self.between);
-            let change = self.end(who(one), one.ends_in, held_for);
+            let change = self.end(who(one), one.expires_in, held_for);
             self.add(Kind::Semaphore, name, change);
         }
     }
@@ -260,11 +260,11 @@ impl Comparison<'_> {
     fn pools(&mut self, before: &[PoolStats], after: &[PoolStats]) {
         let (before, after) = (members(before), members(after));
         for (member, one) in before.iter().filter(|(member, _)| !after.contains_key(*member)) {
-            let change = self.end(one.instance_id.clone(), one.ends_in, None);
+            let change = self.end(one.id.clone(), one.expires_in, None);
             self.add(Kind::Pool, member.0, change);
         }
         for (member, one) in after.iter().filter(|(member, _)| !before.contains_key(*member)) {
-            let who = one.instance_id.clone();
+            let who = one.id.clone();
             self.add(Kind::Pool, member.0, Change::Granted { who });
         }
     }
@@ -284,14 +284,14 @@ fn members(pools: &[PoolStats]) -> BTreeMap<(&str, &str), &PoolMember> {
     let mut all = BTreeMap::new();
     for pool in pools {
         for one in &pool.members {
-            all.insert((pool.name.as_str(), one.instance_id.as_str()), one);
+            all.insert((pool.name.as_str(), one.id.as_str()), one);
         }
     }
     all
 }
 
 /// Returns the known ones of label, host and process, or the id.
-pub(crate) fn who(member: &Member) -> String {
+pub(crate) fn who(member: &SemaphoreMember) -> String {
     describe(member.label.as_deref(), member.host.as_deref(), member.pid)
         .unwrap_or_else(|| member.id.clone())
 }

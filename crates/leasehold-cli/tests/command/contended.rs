@@ -82,7 +82,7 @@ fn a_child_starts_with_the_shortest_time_to_claim_a_permit() {
     let server = RedisServer::start();
     let inspector = Inspector::new(&server.url());
     let releasing: Client = {
-        let builder = Client::redis_builder(&server.url()).confirm_within(Duration::from_secs(1));
+        let builder = Client::redis_builder(&server.url()).claim_within(Duration::from_secs(1));
         inspector.block_on(builder.open()).unwrap()
     };
     for options in [&["--grace", "2s"][..], &["--ttl", "10m", "--grace", "5s"], &["--grace", "0s"]]

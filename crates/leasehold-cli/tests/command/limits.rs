@@ -220,7 +220,7 @@ fn a_child_that_weighs_more_waits_for_all_of_it() {
         until(|| inspector.held_and_waiting("it") == (1, 1));
         fails(&store, &["run", "--no-wait", "it", "--", "true"], 75, &["no permit"]);
         let shown: Value = serde_json::from_str(&ok(&store, &["show", "--json", "it"])).unwrap();
-        assert_eq!((&shown["units"], &shown["waits_for"]), (&1.into(), &"room".into()));
+        assert_eq!((&shown["held_units"], &shown["waits_for"]), (&1.into(), &"room".into()));
         assert_eq!(shown["waiters"][0]["weight"], 3);
         light.signal(rustix::process::Signal::TERM);
         light.end();

@@ -186,8 +186,8 @@ fn masked(mut value: serde_json::Value) -> serde_json::Value {
         serde_json::Value::Object(fields) => {
             for (key, field) in fields.iter_mut().filter(|(_, field)| !field.is_null()) {
                 *field = match key.as_str() {
-                    "id" | "host" | "pid" | "fence" | "key_hash" | "lock_id_hash"
-                    | "acquired_at" | "expires_at" => key.to_uppercase().into(),
+                    "id" | "host" | "pid" | "fence" | "key_hash" | "id_hash" | "acquired_at"
+                    | "expires_at" => key.to_uppercase().into(),
                     key if key.ends_with("_seconds") => {
                         assert!(field.as_f64().is_some_and(|age| (0.0..1000.0).contains(&age)));
                         "SECONDS".into()
@@ -226,17 +226,17 @@ fn a_lock_in_use() {
     assert!(clean.contains(&format!("\npid           {pid}\nlabel         a b\n")), "{clean}");
     let host = found.host.as_deref().unwrap();
     assert!(clean.contains(&format!("\nhost          {host}\n")), "{clean}");
-    assert!(clean.contains(&found.key_hash) && clean.contains(&found.lock_id_hash));
+    assert!(clean.contains(&found.key_hash) && clean.contains(&found.id_hash));
 
     let raw = run(&server.url(), &["lookup", "--raw", "--json", "invoice:42"]).stdout;
     let raw: serde_json::Value = serde_json::from_str(&raw).unwrap();
     assert_eq!(raw["key"], "invoice:42");
-    assert_eq!(raw["lock_id"], id);
+    assert_eq!(raw["id"], id);
     let clean = run(&server.url(), &["lookup", "--json", "invoice:42"]).stdout;
     let clean: serde_json::Value = serde_json::from_str(&clean).unwrap();
     let keys: Vec<_> = clean.as_object().unwrap().keys().map(String::as_str).collect();
-    let times = ["acquired_at", "age_seconds", "ends_in_seconds", "expires_at", "fence"];
-    assert_eq!(keys, [&times[..], &["host", "key_hash", "label", "lock_id_hash", "pid"]].concat());
+    let times = ["acquired_at", "age_seconds", "expires_at", "expires_in_seconds", "fence"];
+    assert_eq!(keys, [&times[..], &["host", "id_hash", "key_hash", "label", "pid"]].concat());
     assert_eq!((&clean["host"], &clean["label"]), (&host.into(), &"a b".into()));
     assert_eq!(clean["pid"], pid);
 

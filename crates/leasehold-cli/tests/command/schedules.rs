@@ -60,7 +60,7 @@ fn a_job_runs_once_per_period_after_its_command_has_ended() {
         assert!(again.stderr.starts_with(says), "{again:?}");
         // After the period the job runs again.
         let raw = inspector.block_on(inspector.client.locks().lookup("it")).unwrap().unwrap();
-        assert!(inspector.block_on(inspector.client.locks().release(&raw.lock_id)).unwrap());
+        assert!(inspector.block_on(inspector.client.locks().release(&raw.id)).unwrap());
         assert_eq!(once("1s", &["true"]).code, 0);
         until(|| once("1s", &["echo", "again"]).stdout == "again\n");
         // A job that takes longer than the period leaves no lock behind.

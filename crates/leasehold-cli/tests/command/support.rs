@@ -264,11 +264,11 @@ impl Inspector {
         let stats = self.block_on(stats).unwrap().pop()?;
         let members = [&stats.holders[..], &stats.waiters[..]];
         let described =
-            |members: &&[leasehold::Member]| members.iter().any(|one| one.pid.is_some());
+            |members: &&[leasehold::SemaphoreMember]| members.iter().any(|one| one.pid.is_some());
         members.iter().all(described).then_some(stats)
     }
 
-    pub(crate) fn holder(&self, name: &str) -> leasehold::Member {
+    pub(crate) fn holder(&self, name: &str) -> leasehold::SemaphoreMember {
         let stats = self.block_on(self.client.stats().names([name])).unwrap();
         stats[0].holders[0].clone()
     }

@@ -148,7 +148,7 @@ impl Local {
 
 fn is_read_only() -> Error {
     let what = "this client is read-only: to make changes, open a client without read_only";
-    Error::Denied { what: what.to_owned() }
+    Error::Denied { problem: what.to_owned() }
 }
 
 impl RemoteBackend for Local {

@@ -9,7 +9,7 @@ use crate::Error;
 pub(super) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), Error> {
     let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(work);
     let what = |error| format!("the thread {name} could not be started: {error}");
-    spawned.map(drop).map_err(|error| Error::Stopped { what: what(error) })
+    spawned.map(drop).map_err(|error| Error::Stopped { problem: what(error) })
 }
 
 /// Runs `work` on its own thread. If the future is dropped, the work continues.

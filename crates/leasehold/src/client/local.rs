@@ -73,27 +73,27 @@ impl Client {
 ///
 /// async fn open() -> Result<Client, Error> {
 ///     let builder = Client::local_builder("/var/lib/builds/leases");
-///     builder.confirm_within(Duration::from_secs(1)).open().await
+///     builder.claim_within(Duration::from_secs(1)).open().await
 /// }
 /// ```
 #[must_use = "the builder does nothing until `open` is awaited"]
 #[derive(Clone, Debug)]
 pub struct LocalBuilder {
     store: LocalSettings,
-    confirm_within: Duration,
+    claim_within: Duration,
 }
 
 impl LocalBuilder {
     fn new(path: &Path) -> Self {
-        let (confirm_within, answer_timeout) = (Duration::from_secs(5), Duration::from_secs(5));
+        let (claim_within, answer_timeout) = (Duration::from_secs(5), Duration::from_secs(5));
         let store = LocalSettings {
             path: path.to_owned(),
             answer_timeout,
-            confirm_within: Span::from_duration(confirm_within),
+            confirm_within: Span::from_duration(claim_within),
             create_directories: false,
             read_only: false,
         };
-        Self { store, confirm_within }
+        Self { store, claim_within }
     }
 
     /// Sets how long a waiter of another client has to claim a permit that this client grants to
@@ -101,8 +101,8 @@ impl LocalBuilder {
     ///
     /// If a process is stopped just when its turn comes, the waiters behind it are delayed by this
     /// time. The minimum is 1 s, because the time applies to the other clients.
-    pub fn confirm_within(mut self, limit: Duration) -> Self {
-        self.confirm_within = limit;
+    pub fn claim_within(mut self, limit: Duration) -> Self {
+        self.claim_within = limit;
         self
     }
 
@@ -139,16 +139,16 @@ impl LocalBuilder {
     ///
     /// # Errors
     /// The same as for [`Client::local`], and [`Error::InvalidArgument`] if the path is empty, a duration is
-    /// zero, or `confirm_within` is less than a second.
+    /// zero, or `claim_within` is less than a second.
     ///
     /// # Cancel safety
     /// If the future is dropped, no client is created.
     pub async fn open(self) -> Result<Client, Error> {
-        let Self { mut store, confirm_within } = self;
+        let Self { mut store, claim_within } = self;
         if store.path.as_os_str() == OsStr::new("") {
             return Err(Error::invalid("store", "its path is empty: give the path of a file"));
         }
-        store.confirm_within = claim_time("confirm_within", confirm_within)?;
+        store.confirm_within = claim_time("claim_within", claim_within)?;
         let answer_timeout = positive("answer_timeout", store.answer_timeout)?;
         let settings = Settings { answer_timeout, ..Settings::default() };
         let local = Arc::new(Local::new(store));

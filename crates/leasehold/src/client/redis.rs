@@ -75,7 +75,7 @@ pub struct RedisBuilder {
     purpose: Purpose,
     answer_timeout: Duration,
     connect_timeout: Duration,
-    confirm_within: Duration,
+    claim_within: Duration,
 }
 
 impl RedisBuilder {
@@ -90,7 +90,7 @@ impl RedisBuilder {
             purpose: Purpose::Commands,
             answer_timeout: Duration::from_secs(5),
             connect_timeout: Duration::from_secs(2),
-            confirm_within: Duration::from_secs(5),
+            claim_within: Duration::from_secs(5),
         }
     }
 
@@ -113,7 +113,7 @@ impl RedisBuilder {
     /// // An invalid certificate is rejected before the client connects.
     /// let builder = Client::redis_builder("rediss://redis.internal").ca_certificate("our own");
     /// let error = builder.open().await.unwrap_err();
-    /// assert!(matches!(error, Error::InvalidArgument { what: "ca_certificate", .. }));
+    /// assert!(matches!(error, Error::InvalidArgument { argument: "ca_certificate", .. }));
     /// # }
     /// ```
     pub fn ca_certificate(mut self, pem: impl Into<Vec<u8>>) -> Self {
@@ -181,8 +181,8 @@ impl RedisBuilder {
     ///
     /// A client claims a permit with its first renewal. A permit that is not claimed in time passes
     /// to the next waiter. The minimum is 1 s, because the time applies to the other clients.
-    pub fn confirm_within(mut self, limit: Duration) -> Self {
-        self.confirm_within = limit;
+    pub fn claim_within(mut self, limit: Duration) -> Self {
+        self.claim_within = limit;
         self
     }
 
@@ -194,8 +194,8 @@ impl RedisBuilder {
         self
     }
 
-    /// Sets how locks are stored, for programs that share them: as `SyncGuard` 1 does by default.
-    pub fn lock_layout(mut self, layout: LockLayout) -> Self {
+    /// Sets how locks are stored: see [`compat`](crate::compat).
+    pub(crate) fn layout(mut self, layout: LockLayout) -> Self {
         self.lock_layout = layout;
         self
     }
@@ -214,7 +214,7 @@ impl RedisBuilder {
     ///
     /// # Errors
     /// The same as for [`Client::redis`], and [`Error::InvalidArgument`] if a duration is zero, if
-    /// `confirm_within` is less than a second, or if the namespace, the lock prefix, the certificate or the sentinel
+    /// `claim_within` is less than a second, or if the namespace, the lock prefix, the certificate or the sentinel
     /// settings are invalid.
     ///
     /// # Cancel safety
@@ -234,7 +234,7 @@ impl RedisBuilder {
         (redis.lock_layout, redis.purpose) = (self.lock_layout, self.purpose);
         let answer_timeout = positive("answer_timeout", self.answer_timeout)?;
         positive("connect_timeout", self.connect_timeout)?;
-        redis.confirm_within = claim_time("confirm_within", self.confirm_within)?;
+        redis.confirm_within = claim_time("claim_within", self.claim_within)?;
         (redis.answer_timeout, redis.connect_timeout) = (self.answer_timeout, self.connect_timeout);
         let redis = Arc::new(Redis::new(redis)?);
         let settings = Settings { answer_timeout, ..Settings::default() };

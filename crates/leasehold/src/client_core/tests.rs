@@ -28,7 +28,7 @@ fn held(valid_for: Span) -> Outcome {
 }
 
 fn refused() -> Error {
-    Error::Denied { what: "a test".into() }
+    Error::Denied { problem: "a test".into() }
 }
 
 fn reply(outcomes: Vec<Outcome>) -> Answered {

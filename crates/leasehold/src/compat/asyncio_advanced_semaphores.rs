@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::SemaphoreBuilder;
+use crate::guard::Sealed;
 
 /// Adds the settings to a [`SemaphoreBuilder`].
 ///
@@ -18,7 +19,7 @@ use crate::SemaphoreBuilder;
 ///     .build()?;
 /// # Ok::<(), leasehold::Error>(())
 /// ```
-pub trait Settings: Sized {
+pub trait Settings: Sealed + Sized {
     /// Sets how long a holder or waiter may be silent: [`SemaphoreBuilder::lease`].
     #[must_use]
     fn heartbeat_max_interval(self, interval: Duration) -> Self;

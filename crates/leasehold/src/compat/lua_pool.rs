@@ -38,7 +38,7 @@ impl LuaPool {
         Self { pool }
     }
 
-    /// Acquires a lease for this instance if one is free, or renews the lease that the instance holds.
+    /// Acquires a pool lease for this instance if one is free, or renews the lease that the instance holds.
     ///
     /// # Errors
     /// The same as for [`Pool::extend`].
@@ -50,7 +50,7 @@ impl LuaPool {
         typed(self.pool.spec().acquire_detached(instance_id).await?, AcquireStatus::of)
     }
 
-    /// Renews the lease of this instance.
+    /// Renews the pool lease of this instance.
     ///
     /// # Errors
     /// The same as for [`Pool::extend`].
@@ -61,7 +61,7 @@ impl LuaPool {
         typed(self.pool.spec().renew(instance_id).await?, RenewStatus::of)
     }
 
-    /// Releases the lease of this instance.
+    /// Releases the pool lease of this instance.
     ///
     /// # Errors
     /// The same as for [`Pool::release`].

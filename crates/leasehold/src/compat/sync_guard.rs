@@ -4,11 +4,13 @@
 //! |---|---|
 //! | `ttlMs`, `timeoutMs`, `maxRetries` | [`Settings`] |
 //! | `retryDelayMs`, `backoff`, `jitter` | [`Retry`] |
+//! | `onReleaseError` | [`Settings::on_release_error`] |
 //! | `keyPrefix` | [`RedisBuilder::lock_prefix`](crate::RedisBuilder::lock_prefix) |
 //! | `cleanupInIsLocked`, `capabilities`, `acquire` | [`Backend`] |
 //! | `"locked"`, `"expired"`, `"not-found"` | [`reason`] |
 //! | `LockError.code` | [`ErrorCode`] |
-//! | the records of versions 1 and 2 | [`LockLayout`] |
+//! | `keyHash`, `lockIdHash` | `key_hash`, `id_hash` of [`LockInfo`](crate::LockInfo) |
+//! | the records of versions 1 and 2 | [`LockLayout`], set by [`StoreSettings`] |
 
 use std::fmt;
 use std::time::Duration;
@@ -16,6 +18,7 @@ use std::time::Duration;
 pub use crate::backend::TimeAuthority;
 #[cfg(feature = "redis")]
 pub use crate::backend::redis::LockLayout;
+use crate::guard::Sealed;
 use crate::{Error, Event, HeldLock, LockBuilder, LockId, Locks, LossReason, Outcome, Retry};
 
 /// Adds the settings to a [`LockBuilder`].
@@ -32,7 +35,7 @@ use crate::{Error, Event, HeldLock, LockBuilder, LockId, Locks, LossReason, Outc
 ///     .build()?;
 /// # Ok::<(), leasehold::Error>(())
 /// ```
-pub trait Settings: Sized {
+pub trait Settings: Sealed + Sized {
     /// Sets how long the holder may be silent, `ttlMs`: [`LockBuilder::lease`].
     #[must_use]
     fn ttl_ms(self, millis: u64) -> Self;
@@ -46,6 +49,11 @@ pub trait Settings: Sized {
     /// Attempts after a release, or at the end of the holder's lease, do not count.
     #[must_use]
     fn max_retries(self, retries: u32, delays: Retry) -> Self;
+
+    /// Sets a function that is called with the error if the release fails after the work of
+    /// [`Lock::with`](crate::Lock::with) is done, `onReleaseError`.
+    #[must_use]
+    fn on_release_error(self, hook: impl Fn(&Error) + Send + Sync + 'static) -> Self;
 }
 
 impl Settings for LockBuilder {
@@ -60,10 +68,36 @@ impl Settings for LockBuilder {
     fn max_retries(self, retries: u32, delays: Retry) -> Self {
         self.retry(delays.at_most(retries))
     }
+
+    fn on_release_error(self, hook: impl Fn(&Error) + Send + Sync + 'static) -> Self {
+        self.release_hook(hook)
+    }
+}
+
+/// Adds the layout of locks to a [`RedisBuilder`](crate::RedisBuilder).
+///
+/// ```
+/// use leasehold::Client;
+/// use leasehold::compat::sync_guard::{LockLayout, StoreSettings};
+///
+/// let builder = Client::redis_builder("redis://localhost").lock_layout(LockLayout::SyncGuard2);
+/// ```
+#[cfg(feature = "redis")]
+pub trait StoreSettings: Sealed + Sized {
+    /// Sets how locks are stored, for programs that share them: as `SyncGuard` 1 does by default.
+    #[must_use]
+    fn lock_layout(self, layout: LockLayout) -> Self;
+}
+
+#[cfg(feature = "redis")]
+impl StoreSettings for crate::RedisBuilder {
+    fn lock_layout(self, layout: LockLayout) -> Self {
+        self.layout(layout)
+    }
 }
 
 /// Adds what `SyncGuard` calls a backend has to [`Locks`].
-pub trait Backend: Sized {
+pub trait Backend: Sealed + Sized {
     /// Sets whether [`Locks::is_locked`] may remove a lock that expired at least two seconds ago,
     /// `cleanupInIsLocked`.
     ///
@@ -281,7 +315,7 @@ mod tests {
             limit,
             held: None,
             capacity: None,
-            next_start: None,
+            next_token: None,
         };
         for (error, code) in [
             (Error::invalid("key", ""), "InvalidArgument"),
@@ -290,7 +324,7 @@ mod tests {
             (Error::InUse { name: name(), held: 1, waiting: 0 }, "InvalidArgument"),
             (Error::Unknown { name: name() }, "InvalidArgument"),
             (Error::TooHeavy { name: name(), weight: 2, capacity: 1 }, "InvalidArgument"),
-            (Error::WrongThread { what: what() }, "InvalidArgument"),
+            (Error::WrongThread { problem: what() }, "InvalidArgument"),
             (timed_out, "AcquisitionTimeout"),
             (Error::NotDrained { name: name(), limit }, "AcquisitionTimeout"),
             (Error::Cancelled { name: name(), id: what() }, "Aborted"),
@@ -298,10 +332,10 @@ mod tests {
             (Error::Closed, "Aborted"),
             (Error::unavailable("", true, None), "NetworkTimeout"),
             (Error::unavailable("", false, None), "ServiceUnavailable"),
-            (Error::Stopped { what: what() }, "ServiceUnavailable"),
-            (Error::NoRoom { what: what() }, "ServiceUnavailable"),
-            (Error::Unusable { what: what() }, "ServiceUnavailable"),
-            (Error::Denied { what: what() }, "AuthFailed"),
+            (Error::Stopped { problem: what() }, "ServiceUnavailable"),
+            (Error::NoRoom { problem: what() }, "ServiceUnavailable"),
+            (Error::Unusable { problem: what() }, "ServiceUnavailable"),
+            (Error::Denied { problem: what() }, "AuthFailed"),
             (Error::internal(""), "Internal"),
         ] {
             assert_eq!(ErrorCode::from(&error).to_string(), code, "{error:?}");

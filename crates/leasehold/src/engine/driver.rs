@@ -21,7 +21,7 @@ use crate::callbacks::event;
 use crate::client_core::{Answered, Failure, NameCore, Notice, Request, Rules, timing};
 use crate::clock::{Moment, Span};
 use crate::machine::{Command, Declared, Reply, Subject};
-use crate::{AcquisitionId, Error, LossReason, Outcome};
+use crate::{AcquisitionId, Error, LockId, LossReason, Outcome};
 
 /// How the commands of a core are spelled for the store.
 pub(crate) trait Protocol: Send + Sync + Sized + 'static {
@@ -34,6 +34,11 @@ pub(crate) trait Protocol: Send + Sync + Sized + 'static {
 
     /// Returns the limits that this client declares.
     fn declared(&self) -> Declared;
+
+    /// Returns the lock id, if this is the lease of a lock.
+    fn lock_id(&self) -> Option<LockId> {
+        None
+    }
 
     /// Returns the part of a request for these commands. It has a command in it only if the part does not contain it.
     fn part(&self, declared: Declared, commands: Vec<Command>, now: Moment) -> TakenPart;
@@ -182,6 +187,18 @@ impl<P: Protocol> Driver<P> {
             let caller = state.core.release(ticket.id, ended, (true, lease), now);
             caller.map_or(Release::Done(false), Release::Sent)
         })
+    }
+
+    /// Notifies the guards whose lease this client has released by its id, in a request that was sent at `sent`.
+    pub(crate) fn released_by_id(&self, sent: Moment) {
+        self.input(|core, now| {
+            // A guard that was acquired meanwhile may have a lease of its own.
+            let held = |ticket: &&Arc<Ticket>| ticket.was_seen() && ticket.queued_at < sent;
+            let ids: Vec<_> = core.owners().filter(held).map(|ticket| ticket.id).collect();
+            for id in ids {
+                core.lose(id, LossReason::Released, now);
+            }
+        });
     }
 
     /// Passes an input to the core.
@@ -499,6 +516,12 @@ impl<P: Protocol> Drop for Driver<P> {
 impl<P: Protocol> Listener for Driver<P> {
     fn close(&self) {
         self.locked(DriverState::close);
+    }
+
+    fn lock_released(&self, id: LockId, sent: Moment) {
+        if self.protocol.lock_id() == Some(id) {
+            self.released_by_id(sent);
+        }
     }
 
     fn stop(&self, error: &Error) {

@@ -124,8 +124,8 @@ impl InProcessState {
         let Some(ticket) = self.store.machine().tag(id).cloned().flatten() else { return };
         let now = self.store.now();
         let token_at = self.store.machine().next_token(now);
-        let next_start = token_at.map(|token_at| token_at.since(now));
-        if ticket.fail(ticket.timed_out(next_start), deferred) {
+        let next_token = token_at.map(|token_at| token_at.since(now));
+        if ticket.fail(ticket.timed_out(next_token), deferred) {
             self.remove(id, ReleaseHint::Nothing, deferred);
         }
     }

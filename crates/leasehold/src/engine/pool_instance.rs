@@ -98,6 +98,17 @@ impl Core {
     }
 }
 
+impl Core {
+    /// Notifies the guards of an instance id that this client has released, in a request that was sent at `sent`.
+    pub(crate) fn instance_released(&self, pool: &Name, instance: &Name, sent: Moment) {
+        let key = (pool.clone(), instance.clone());
+        let guarded = self.pool_instances.lock().get(&key).and_then(Weak::upgrade);
+        if let Some(guarded) = guarded {
+            guarded.released_by_id(sent);
+        }
+    }
+}
+
 impl Protocol for PoolProtocol {
     const MOST_COMMANDS: usize = 1;
 

@@ -9,10 +9,10 @@ use super::Core;
 use super::driver::{Driver, Protocol};
 use super::name_state::NameState;
 use super::thread::Message;
-use crate::Error;
 use crate::backend::Destination;
 use crate::clock::{Moment, Span};
 use crate::name::Name;
+use crate::{Error, LockId};
 
 /// A name, or the lease of a lock or a pool instance, that learns what happens to the client and its connections.
 pub(crate) trait Listener: Send + Sync {
@@ -21,6 +21,9 @@ pub(crate) trait Listener: Send + Sync {
 
     /// Fails every wait with this error, because the engine's thread has stopped.
     fn stop(&self, error: &Error);
+
+    /// Called when this client has released a lock by its id, in a request that was sent at `sent`.
+    fn lock_released(&self, _id: LockId, _sent: Moment) {}
 
     /// Called when the connection to this destination is new, so that answers and wake-ups may have been missed.
     /// `other` says whether the server may be another one than before.
@@ -134,6 +137,15 @@ impl Core {
         self.registry.lock_leases().insert(Arc::as_ptr(lease) as usize, weak);
         // After the insertion: a close that begins now finds this lease.
         self.check_open()
+    }
+
+    /// Notifies the guard of a lock that this client has released by its id, in a request that was sent at `sent`.
+    pub(crate) fn lock_released(&self, id: LockId, sent: Moment) {
+        let leases: Vec<_> =
+            self.registry.lock_leases().values().filter_map(Weak::upgrade).collect();
+        for lease in leases {
+            lease.lock_released(id, sent);
+        }
     }
 
     /// Called when a driver is dropped.

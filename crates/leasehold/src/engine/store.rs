@@ -103,14 +103,14 @@ impl Core {
         let (since, error) = silent.unwrap_or((asked, None));
         let silent_for = Some(now.saturating_since(since));
         match error {
-            Some(Error::Unavailable { what, timed_out, source, .. }) => {
-                Error::Unavailable { what, timed_out, silent_for, source }
+            Some(Error::Unavailable { attempt, timed_out, source, .. }) => {
+                Error::Unavailable { attempt, timed_out, silent_for, source }
             }
             Some(error) => error,
             None => {
                 let address = self.store.shared().map_or("the store", |remote| remote.address());
-                let what = format!("request to {address}");
-                Error::Unavailable { what, timed_out: true, silent_for, source: None }
+                let attempt = format!("request to {address}");
+                Error::Unavailable { attempt, timed_out: true, silent_for, source: None }
             }
         }
     }

@@ -123,7 +123,7 @@ pub(super) fn start(core: &Core) -> Result<mpsc::UnboundedSender<Message>, Error
         let ended = |why: &str| {
             if let Some(core) = this.upgrade() {
                 core.stop(Error::Stopped {
-                    what: format!("the client's background thread has ended: {why}"),
+                    problem: format!("the client's background thread has ended: {why}"),
                 });
             }
         };
@@ -148,7 +148,7 @@ pub(super) fn start(core: &Core) -> Result<mpsc::UnboundedSender<Message>, Error
     let thread = std::thread::Builder::new().name("leasehold".into());
     let started = thread.spawn(work);
     let what = |error| format!("the client's background thread could not be started: {error}");
-    started.map(|_| sender).map_err(|error| Error::Stopped { what: what(error) })
+    started.map(|_| sender).map_err(|error| Error::Stopped { problem: what(error) })
 }
 
 /// Starts the store, and runs until no other owner of the engine is left.
@@ -343,7 +343,7 @@ impl Drop for Thread {
     /// If the thread panics, the calls in flight fail instead of waiting forever.
     fn drop(&mut self) {
         let error = Error::Stopped {
-            what: "the client's background thread has ended: open another client".to_owned(),
+            problem: "the client's background thread has ended: open another client".to_owned(),
         };
         let sent = self.core.upgrade().map(|core| core.outbox.take()).unwrap_or_default();
         for InFlight { request, .. } in self.in_flight.drain(..).chain(sent) {

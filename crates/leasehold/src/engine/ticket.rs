@@ -505,12 +505,12 @@ impl Ticket {
         Error::Lost { primitive: self.spec.primitive(), name, id, reason }
     }
 
-    /// Returns the error of an acquire that has reached its time limit. `next_start` is the time until the rate allows
+    /// Returns the error of an acquire that has reached its time limit. `next_token` is the time until the rate allows
     /// the next start, if that is what the acquire waits for.
-    pub(crate) fn timed_out(&self, next_start: Option<Duration>) -> Error {
+    pub(crate) fn timed_out(&self, next_token: Option<Duration>) -> Error {
         let limit = self.gives_up_at.unwrap_or(Moment::NEVER).saturating_since(self.queued_at);
         let (primitive, name) = (self.spec.primitive(), self.spec.name().to_string());
-        Error::TimedOut { primitive, name, limit, held: None, capacity: None, next_start }
+        Error::TimedOut { primitive, name, limit, held: None, capacity: None, next_token }
     }
 
     /// Returns the error of an acquire that weighs more than the capacity.

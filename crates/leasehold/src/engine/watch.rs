@@ -1,8 +1,8 @@
 //! Reports the events of semaphores, locks and pools: to metrics, to an observer, and as spans of `tracing`.
 //!
-//! An acquire that is watched has an [`Acquiring`] from its first poll on. The permit, lock or lease that it acquires
-//! has a [`HoldWatch`] until it is released or lost. Both end when they are dropped, so gauges are exact wherever a future
-//! is cancelled. If nothing watches, neither is created, which costs an acquire two comparisons.
+//! An acquire that is watched has an [`Acquiring`] from its first poll on. The permit, lock or pool lease that it
+//! acquires has a [`HoldWatch`] until it is released or lost. Both end when they are dropped, so gauges are exact
+//! wherever a future is cancelled. If nothing watches, neither is created, which costs an acquire two comparisons.
 //!
 //! All of this runs the user's code. It is never called while a lock is held.
 
@@ -269,7 +269,7 @@ fn hidden(outcome: &Outcome) -> Outcome {
                 *name = hash(name);
                 HIDDEN.clone_into(problem);
             }
-            Error::InvalidArgument { problem: text, .. } | Error::Internal { what: text } => {
+            Error::InvalidArgument { problem: text, .. } | Error::Internal { problem: text } => {
                 HIDDEN.clone_into(text);
             }
             Error::Closed

@@ -32,13 +32,15 @@ use crate::{Error, LockId};
 #[derive(Debug)]
 pub struct AcquireLock {
     lock: Arc<LockSpec>,
+    id: LockId,
     within: Option<Duration>,
     acquire: OnFirstPoll<LockGuard>,
 }
 
 impl AcquireLock {
     pub(super) fn new(lock: Arc<LockSpec>) -> Self {
-        Self { within: lock.within, lock, acquire: OnFirstPoll::default() }
+        let (id, within) = (LockId::random(), lock.within);
+        Self { lock, id, within, acquire: OnFirstPoll::default() }
     }
 
     /// Sets the time limit of this acquire, which replaces that of [`LockBuilder::within`](crate::LockBuilder::within).
@@ -74,18 +76,25 @@ impl AcquireLock {
         let lock = self.lock.clone();
         guard::with(self.await?, work, |error| lock.release_failed(error)).await
     }
+
+    /// Returns the id with which the lock will be held.
+    ///
+    /// Anybody who knows it can release the lock.
+    #[must_use]
+    pub fn id(&self) -> LockId {
+        self.id
+    }
 }
 
 impl Future for AcquireLock {
     type Output = Result<LockGuard, Error>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let Self { lock, within, acquire } = self.get_mut();
+        let Self { lock, id, within, acquire } = self.get_mut();
         acquire.poll(cx, || {
             let within = within.map(|limit| positive("within", limit)).transpose()?;
-            let lock = lock.clone();
+            let (lock, id) = (lock.clone(), *id);
             Ok(Box::pin(async move {
-                let id = LockId::random();
                 let acquire = lock.wait(id, within.map(Span::duration));
                 lock.watch.acquire(|| Id::Lock(id), true, acquire, LockGuard::watch).await
             }))

@@ -54,6 +54,11 @@ impl LockGuard {
         self.lease.ticket.watch(watched.acquired(Some(self.fence), || {}));
     }
 
+    pub(super) fn waited_since(mut self, started: Moment) -> Self {
+        self.lease.set_waited_since(started);
+        self
+    }
+
     fn driver(&self) -> &LockLease {
         &self.lease.driver
     }
@@ -76,6 +81,12 @@ impl LockGuard {
     #[must_use]
     pub fn fence(&self) -> Fence {
         self.fence
+    }
+
+    /// Returns how long the acquire waited.
+    #[must_use]
+    pub fn waited(&self) -> Duration {
+        self.lease.waited()
     }
 
     /// Returns when the lock expires unless it is extended, by the clock of the store.
@@ -199,7 +210,7 @@ impl LockGuard {
     ///
     /// The client no longer renews it or ends it with its TTL: it expires with its lease.
     ///
-    /// [`Locks::extend`](crate::Locks::extend) and [`Locks::release`](crate::Locks::release) extend and release it by its
+    /// [`Lock::extend`](crate::Lock::extend) and [`Lock::release`](crate::Lock::release) renew and release it by its
     /// id.
     ///
     /// ```

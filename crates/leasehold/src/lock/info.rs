@@ -70,8 +70,8 @@ impl From<&LockId> for LockRef<'_> {
 /// // An operator releases a lock whose holder hangs.
 /// let locks = client.locks();
 /// let found = locks.lookup("nightly").await?.expect("it is held");
-/// assert_eq!((found.label.as_deref(), found.lock_id), (Some("cron"), guard.id()));
-/// assert!(locks.release(&found.lock_id).await?);
+/// assert_eq!((found.label.as_deref(), found.id), (Some("cron"), guard.id()));
+/// assert!(locks.release(&found.id).await?);
 /// # Ok(())
 /// # }
 /// ```
@@ -83,11 +83,11 @@ pub struct LockInfo {
     /// The lock id.
     ///
     /// Anybody who knows it can release the lock.
-    pub lock_id: LockId,
+    pub id: LockId,
     /// The hash of the key.
     pub key_hash: String,
     /// The hash of the lock id.
-    pub lock_id_hash: String,
+    pub id_hash: String,
     /// When the lock was acquired, by the clock of the store.
     pub acquired_at: SystemTime,
     /// When the lock expires unless it is extended, by the clock of the store.
@@ -111,7 +111,7 @@ impl LockInfo {
 
     /// Returns the time until the lock expires unless it is extended, if the clocks of this host and the store agree.
     #[must_use]
-    pub fn ends_in(&self) -> Duration {
+    pub fn expires_in(&self) -> Duration {
         self.expires_at.duration_since(SystemTime::now()).unwrap_or_default()
     }
 }
@@ -120,7 +120,7 @@ impl fmt::Debug for LockInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LockInfo")
             .field("key_hash", &self.key_hash)
-            .field("lock_id_hash", &self.lock_id_hash)
+            .field("id_hash", &self.id_hash)
             .field("acquired_at", &self.acquired_at)
             .field("expires_at", &self.expires_at)
             .field("fence", &self.fence)
@@ -136,9 +136,9 @@ pub(super) fn info(record: &Record) -> LockInfo {
     let text = |text: &Option<Arc<str>>| text.as_deref().map(str::to_owned);
     LockInfo {
         key: record.key.to_string(),
-        lock_id: record.id,
+        id: record.id,
         key_hash: hash(record.key.as_str()),
-        lock_id_hash: hash(record.id.as_str()),
+        id_hash: hash(record.id.as_str()),
         acquired_at: wall_time(record.acquired_at),
         expires_at: wall_time(record.expires_at),
         fence: record.fence,

@@ -112,6 +112,10 @@ impl Protocol for LockProtocol {
         Declared::capacity(1, false)
     }
 
+    fn lock_id(&self) -> Option<LockId> {
+        Some(self.id)
+    }
+
     fn part(&self, _declared: Declared, mut commands: Vec<Command>, now: Moment) -> TakenPart {
         let (id, key) = (self.id, self.spec.key.clone());
         let part = Part::Lock(match commands.first() {
@@ -205,6 +209,6 @@ impl LeaseSpec for LockLease {
 }
 
 /// Returns the lease to ask for, in whole milliseconds.
-fn lease_in_millis(terms: Terms) -> u64 {
+pub(super) fn lease_in_millis(terms: Terms) -> u64 {
     terms.lease.map_or(0, |lease| lease.micros() / 1000).max(1)
 }

@@ -41,7 +41,7 @@ use crate::{Error, LockId, LossReason, Observer, Operation, Outcome, process};
 pub struct Locks {
     pub(super) engine: Arc<Engine>,
     pub(super) observer: Option<Observer>,
-    clean_up: bool,
+    pub(super) clean_up: bool,
 }
 
 impl Locks {
@@ -158,8 +158,9 @@ impl Locks {
     ///
     /// Returns `true` if it was held until now.
     ///
-    /// A guard of that lock is not notified. It notices the release at its next renewal, after a third of its lease.
-    /// Until then its `check` relies on the lease.
+    /// If the lock still has a guard, the guard is notified of the loss. In this client that happens before this
+    /// function returns. The guard of another client notices the release at its next renewal, after a third of its
+    /// lease. Until then its `check` relies on the lease.
     ///
     /// # Errors
     /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
@@ -170,7 +171,7 @@ impl Locks {
     /// # Cancel safety
     /// If the future is dropped after it was first polled, the release continues in the background.
     pub async fn release(&self, id: &LockId) -> Result<bool, Error> {
-        let (core, id) = (self.engine.core().clone(), *id);
+        let (core, id, sent) = (self.engine.core().clone(), *id, self.engine.core().now());
         let release = move |key| Part::Lock(LockCommand::Release { id, key, held: false });
         let outcome = match core.key_of_lock(id) {
             None => core.call_to_the_end(release(None)).await.and_then(outcome_of),
@@ -188,8 +189,12 @@ impl Locks {
                 releasing.await
             }
         };
+        let was_held = matches!(outcome, Ok(LockOutcome::Release(Verdict::Done(_))));
+        if was_held {
+            self.engine.core().lock_released(id, sent);
+        }
         self.report(Operation::Release, outcome.as_ref(), (None, Some(id)), None);
-        Ok(matches!(outcome?, LockOutcome::Release(Verdict::Done(_))))
+        outcome.map(|_| was_held)
     }
 
     /// Lets a held lock expire after `lease` from now, whatever was left of its lease.
@@ -207,9 +212,18 @@ impl Locks {
     /// # Cancel safety
     /// If the future is dropped, the store may or may not have extended the lock.
     pub async fn extend(&self, id: &LockId, lease: Duration) -> Result<bool, Error> {
-        let (id, ttl) = (*id, millis("lease", lease)?);
+        self.extend_by(*id, millis("lease", lease)?, false).await
+    }
+
+    /// Lets a held lock expire in `ttl` milliseconds. If it is `only_longer`, a later end stays as it is.
+    pub(super) async fn extend_by(
+        &self,
+        id: LockId,
+        ttl: u64,
+        only_longer: bool,
+    ) -> Result<bool, Error> {
         self.engine.core().check_open()?;
-        let command = |key| LockCommand::Extend { id, key, ttl, only_longer: false };
+        let command = |key| LockCommand::Extend { id, key, ttl, only_longer };
         let missing = LockOutcome::Extend(Verdict::NotFound);
         let outcome = self.call_by_id(id, command, missing).await;
         self.report(Operation::Renew, outcome.as_ref(), (None, Some(id)), None);

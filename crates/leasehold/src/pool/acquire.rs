@@ -1,4 +1,4 @@
-//! The futures that acquire a lease of a pool.
+//! The futures that acquire a pool lease.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -30,14 +30,14 @@ use crate::name::positive;
 /// ```
 #[must_use = "the future does nothing unless awaited"]
 #[derive(Debug)]
-pub struct AcquireLease {
+pub struct AcquirePoolLease {
     pool: Arc<PoolSpec>,
     instance_id: String,
     within: Option<Duration>,
     acquire: OnFirstPoll<PoolLease>,
 }
 
-impl AcquireLease {
+impl AcquirePoolLease {
     pub(super) fn new(pool: Arc<PoolSpec>, instance_id: &str) -> Self {
         let (instance_id, within) = (instance_id.to_owned(), pool.within);
         Self { pool, instance_id, within, acquire: OnFirstPoll::default() }
@@ -52,8 +52,8 @@ impl AcquireLease {
         self
     }
 
-    /// Acquires a lease and runs `work` under it: [`Pool::with`](crate::Pool::with) for an acquire that has its own time
-    /// limit.
+    /// Acquires a pool lease and runs `work` under it: [`Pool::with`](crate::Pool::with) for an acquire that has its
+    /// own time limit.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -71,13 +71,19 @@ impl AcquireLease {
     /// The same as for [`Pool::with`](crate::Pool::with).
     ///
     /// # Cancel safety
-    /// Dropping the future drops `work`, then releases the lease in the background.
+    /// Dropping the future drops `work`, then releases the pool lease in the background.
     pub async fn with<T>(self, work: impl AsyncFnOnce(&PoolLease) -> T) -> Result<T, Error> {
         guard::with(self.await?, work, |_| ()).await
     }
+
+    /// Returns the instance id that will hold the pool lease.
+    #[must_use]
+    pub fn id(&self) -> &str {
+        &self.instance_id
+    }
 }
 
-impl Future for AcquireLease {
+impl Future for AcquirePoolLease {
     type Output = Result<PoolLease, Error>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -97,25 +103,25 @@ impl Future for AcquireLease {
 /// A future that resolves to a [`PoolLease`] if one is free now: see [`Pool::try_acquire`](crate::Pool::try_acquire).
 #[must_use = "the future does nothing unless awaited"]
 #[derive(Debug)]
-pub struct TryAcquireLease {
+pub struct TryAcquirePoolLease {
     pool: Arc<PoolSpec>,
     instance_id: String,
     acquire: OnFirstPoll<Option<PoolLease>>,
 }
 
-impl TryAcquireLease {
+impl TryAcquirePoolLease {
     pub(super) fn new(pool: Arc<PoolSpec>, instance_id: &str) -> Self {
         Self { pool, instance_id: instance_id.to_owned(), acquire: OnFirstPoll::default() }
     }
 
-    /// Acquires a lease and runs `work` under it, if a lease is free now; returns `None` otherwise.
+    /// Acquires a pool lease and runs `work` under it, if a pool lease is free now; returns `None` otherwise.
     ///
     /// # Errors
-    /// The same as for [`Pool::try_acquire`](crate::Pool::try_acquire), and [`Error::Lost`] if the lease is lost while
-    /// `work` runs.
+    /// The same as for [`Pool::try_acquire`](crate::Pool::try_acquire), and [`Error::Lost`] if the pool lease is lost
+    /// while `work` runs.
     ///
     /// # Cancel safety
-    /// Dropping the future drops `work`, then releases the lease in the background.
+    /// Dropping the future drops `work`, then releases the pool lease in the background.
     pub async fn with<T>(
         self,
         work: impl AsyncFnOnce(&PoolLease) -> T,
@@ -125,7 +131,7 @@ impl TryAcquireLease {
     }
 }
 
-impl Future for TryAcquireLease {
+impl Future for TryAcquirePoolLease {
     type Output = Result<Option<PoolLease>, Error>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {

@@ -2,9 +2,10 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::PoolSpec;
+use crate::clock::Moment;
 use crate::engine::lease_spec::LeaseSpec;
 use crate::engine::pool_instance::{PoolInstance, PoolProtocol};
 use crate::engine::watch::{Acquiring, Id, Watch};
@@ -13,12 +14,12 @@ use crate::machine::{ReleaseHint, Terms};
 use crate::permit::Lost;
 use crate::{AcquisitionId, Error};
 
-/// A guard that holds a lease of a [`Pool`](crate::Pool) until it is released or dropped.
+/// A guard that holds a lease of a [`Pool`](crate::Pool), a pool lease, until it is released or dropped.
 ///
-/// The client renews the lease in the background.
+/// The client renews the pool lease in the background.
 ///
-/// Dropping the guard releases the lease in the background. This never blocks and works on any thread. To wait until
-/// the store has confirmed the release, call [`release`](Self::release).
+/// Dropping the guard releases the pool lease in the background. This never blocks and works on any thread. To wait
+/// until the store has confirmed the release, call [`release`](Self::release).
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -76,7 +77,12 @@ impl PoolLease {
         Self { lease, pool }
     }
 
-    /// Reports the acquire, and observes the lease until it ends.
+    pub(super) fn waited_since(mut self, started: Moment) -> Self {
+        self.lease.set_waited_since(started);
+        self
+    }
+
+    /// Reports the acquire, and observes the pool lease until it ends.
     pub(super) fn watch(&self, watched: Acquiring) {
         self.lease.ticket.watch(watched.acquired(None, || {}));
     }
@@ -87,13 +93,19 @@ impl PoolLease {
         self.pool.name.as_str()
     }
 
-    /// Returns the instance id that holds the lease.
+    /// Returns the instance id that holds the pool lease.
     #[must_use]
     pub fn id(&self) -> &str {
         self.lease.driver.protocol.instance().as_str()
     }
 
-    /// Returns the instant until which this lease is valid without another renewal.
+    /// Returns how long the acquire waited.
+    #[must_use]
+    pub fn waited(&self) -> Duration {
+        self.lease.waited()
+    }
+
+    /// Returns the instant until which this pool lease is valid without another renewal.
     ///
     /// It is never `None`.
     ///
@@ -103,29 +115,29 @@ impl PoolLease {
         Some(self.lease.valid_until())
     }
 
-    /// Checks that the lease is still held.
+    /// Checks that the pool lease is still held.
     ///
     /// # Errors
-    /// [`Error::Lost`] if the lease is no longer held.
+    /// [`Error::Lost`] if the pool lease is no longer held.
     pub fn check(&self) -> Result<(), Error> {
         self.lease.check()
     }
 
-    /// Returns a future that resolves when the lease is lost, with the reason.
+    /// Returns a future that resolves when the pool lease is lost, with the reason.
     ///
     /// If the guard is released, dropped or detached, the future resolves with
     /// [`LossReason::Released`](crate::LossReason::Released).
     ///
     /// # Cancel safety
-    /// Dropping the future only stops listening. The lease is not affected.
+    /// Dropping the future only stops listening. The pool lease is not affected.
     pub fn lost(&self) -> Lost {
         self.lease.lost()
     }
 
-    /// Releases the lease and waits until the store has confirmed it.
+    /// Releases the pool lease and waits until the store has confirmed it.
     ///
-    /// Returns `true` if the lease was held until now, `false` if it had been lost. If other guards
-    /// of this client share the lease, it stays held until the last of them is released.
+    /// Returns `true` if the pool lease was held until now, `false` if it had been lost. If other guards
+    /// of this client share the pool lease, it stays held until the last of them is released.
     ///
     /// # Errors
     /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
@@ -133,7 +145,7 @@ impl PoolLease {
     /// - [`Error::ForeignData`] if another program uses the pool's keys on Redis.
     /// - [`Error::Stopped`] if the client's background thread is not running.
     ///
-    /// After every error except `Stopped`, the client repeats the release in the background. The lease expires by
+    /// After every error except `Stopped`, the client repeats the release in the background. The pool lease expires by
     /// itself at the latest.
     ///
     /// # Cancel safety
@@ -142,14 +154,14 @@ impl PoolLease {
         self.lease.release().done().await
     }
 
-    /// Drops the guard but keeps the lease, and returns its instance id.
+    /// Drops the guard but keeps the pool lease, and returns its instance id.
     ///
     /// The client no longer renews it or ends it with its TTL: it expires unless it is renewed by
     /// hand.
     ///
     /// [`Pool::extend`](crate::Pool::extend) and [`Pool::release`](crate::Pool::release) renew and release it by its
-    /// instance id. If other guards of this client share the lease, they continue to renew it, and the last of them
-    /// releases it.
+    /// instance id. If other guards of this client share the pool lease, they continue to renew it, and the last of
+    /// them releases it.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]

@@ -17,7 +17,7 @@ use crate::stats::PoolStats;
 /// let client = Client::memory();
 /// let lease = client.pool("encoders", 4).build()?.acquire("worker-1").await?;
 /// for pool in client.pools().list(100).await? {
-///     assert_eq!((pool.name.as_str(), pool.members[0].instance_id.as_str()), ("encoders", "worker-1"));
+///     assert_eq!((pool.name.as_str(), pool.members[0].id.as_str()), ("encoders", "worker-1"));
 /// }
 /// # drop(lease);
 /// # Ok(())
@@ -60,7 +60,7 @@ impl Pools {
     /// let client = Client::memory();
     /// let lease = client.pool("encoders", 4).build()?.acquire("worker-1").await?;
     /// let pool = client.pools().lookup("encoders").await?.expect("it has a member");
-    /// assert_eq!(pool.members[0].instance_id, "worker-1");
+    /// assert_eq!(pool.members[0].id, "worker-1");
     /// assert!(client.pools().lookup("decoders").await?.is_none());
     /// # drop(lease);
     /// # Ok(())

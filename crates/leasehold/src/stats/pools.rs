@@ -24,22 +24,22 @@ pub struct PoolStats {
 #[non_exhaustive]
 pub struct PoolMember {
     /// The instance id.
-    pub instance_id: String,
-    /// How long ago the instance acquired or renewed its lease.
+    pub id: String,
+    /// How long ago the instance acquired or renewed its pool lease.
     pub silent_for: Duration,
-    /// How long the lease is valid without another renewal.
+    /// How long the pool lease is valid without another renewal.
     ///
     /// `None` if it has expired; the next call on the pool removes it.
-    pub ends_in: Option<Duration>,
+    pub expires_in: Option<Duration>,
 }
 
 impl PoolStats {
     /// Returns the statistics of a pool at the time `now`.
     pub(crate) fn of(pool: PoolRow, now: Time) -> Self {
-        let members = pool.members.into_iter().map(|(instance_id, member)| PoolMember {
-            instance_id,
+        let members = pool.members.into_iter().map(|(id, member)| PoolMember {
+            id,
             silent_for: now.since(member.last),
-            ends_in: member.holder_until.filter(|at| now < *at).map(|at| at.since(now)),
+            expires_in: member.holder_until.filter(|at| now < *at).map(|at| at.since(now)),
         });
         Self { name: pool.name, members: members.collect() }
     }

@@ -6,10 +6,11 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use crate::{
-    Acquire, AcquireLease, AcquireLock, Error, Guard, Lock, Lost, Primitive, Semaphore, TryAcquire,
+    Acquire, AcquireLock, AcquirePoolLease, Error, Guard, Lock, Lost, Primitive, Semaphore,
+    TryAcquire,
 };
 
-/// The permit, lock or lease that a request acquires before it runs.
+/// The permit, lock or pool lease that a request acquires before it runs.
 ///
 /// See [`LimitLayer::new`](super::LimitLayer::new) for an example.
 ///
@@ -18,7 +19,7 @@ use crate::{
 /// | [`Acquire`], [`Semaphore`] | waits for a permit, in the order of arrival |
 /// | [`TryAcquire`] | is refused at once with [`Error::TimedOut`] if no permit is free |
 /// | [`AcquireLock`], [`Lock`] | waits for the lock, in no particular order |
-/// | [`AcquireLease`] | waits for a lease of a pool, in no particular order |
+/// | [`AcquirePoolLease`] | waits for a pool lease, in no particular order |
 /// | [`Limit::none`] | is not limited |
 ///
 /// A rate is a semaphore: see [`Client::rate`](crate::Client::rate). Set a time limit, such as [`Acquire::within`],
@@ -30,7 +31,7 @@ enum Acquiring {
     Permit(Acquire),
     Try(TryAcquire),
     Lock(AcquireLock),
-    Lease(AcquireLease),
+    Lease(AcquirePoolLease),
 }
 
 impl Limit {
@@ -62,7 +63,7 @@ fn full(name: &str) -> Error {
         limit: Duration::ZERO,
         held: None,
         capacity: None,
-        next_start: None,
+        next_token: None,
     }
 }
 
@@ -96,8 +97,8 @@ impl From<AcquireLock> for Limit {
     }
 }
 
-impl From<AcquireLease> for Limit {
-    fn from(acquire: AcquireLease) -> Self {
+impl From<AcquirePoolLease> for Limit {
+    fn from(acquire: AcquirePoolLease) -> Self {
         Self(Acquiring::Lease(acquire))
     }
 }
@@ -110,7 +111,7 @@ impl fmt::Debug for Limit {
                 Acquiring::Permit(_) => "permit",
                 Acquiring::Try(_) => "permit, without waiting",
                 Acquiring::Lock(_) => "lock",
-                Acquiring::Lease(_) => "lease",
+                Acquiring::Lease(_) => "pool lease",
             })
             .finish()
     }
@@ -129,7 +130,7 @@ impl HeldGuard {
         Some(Self { lost: guard.lost(), _guard: Box::new(guard) })
     }
 
-    /// Resolves with an error if the permit, lock or lease was lost.
+    /// Resolves with an error if the permit, lock or pool lease was lost.
     pub(super) fn poll_lost(&mut self, cx: &mut Context<'_>) -> Poll<Error> {
         self.lost.poll_error(cx)
     }

@@ -70,7 +70,7 @@ fn within<F: Future>(limit: Duration, future: F) -> impl Future<Output = F::Outp
     }
 }
 
-/// Retries only after minutes, so that a waiter that gets a lock or a lease earlier was notified.
+/// Retries only after minutes, so that a waiter that gets a lock or a pool lease earlier was notified.
 fn only_when_notified() -> Retry {
     Retry::default().delay(MINUTES).max_delay(MINUTES).jitter(Jitter::None)
 }

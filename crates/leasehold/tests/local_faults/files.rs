@@ -229,7 +229,10 @@ async fn urls_name_a_path() {
     }
     for url in ["sqlite:", "sqlite://", "sqlite://host/path", "sqlite::memory:"] {
         let error = deadline(Client::open(url)).await.unwrap_err();
-        assert!(matches!(error, Error::InvalidArgument { what: "store", .. }), "{url}: {error}");
+        assert!(
+            matches!(error, Error::InvalidArgument { argument: "store", .. }),
+            "{url}: {error}"
+        );
     }
 }
 

@@ -173,7 +173,7 @@ async fn a_stopped_holder_keeps_its_permit() {
 async fn a_waiter_that_is_stopped_when_its_turn_comes_is_passed_over() {
     let limit = Duration::from_secs(1);
     let store = LocalStore::new();
-    let builder = Client::local_builder(store.path()).confirm_within(limit);
+    let builder = Client::local_builder(store.path()).claim_within(limit);
     let (client, other) = (builder.open().await.unwrap(), open(&store).await);
     let held = acquire(&one(&client)).await;
     let mut stopped = start(&store, "waiter");
@@ -269,7 +269,7 @@ async fn nobody_hangs_while_somebody_is_stopped_in_his_turn() {
 async fn the_token_of_a_permit_that_is_never_claimed_goes_back() {
     for dies in [false, true] {
         let store = LocalStore::new();
-        let builder = Client::local_builder(store.path()).confirm_within(Duration::from_secs(1));
+        let builder = Client::local_builder(store.path()).claim_within(Duration::from_secs(1));
         let client = builder.open().await.unwrap();
         let hour = Duration::from_secs(3600);
         let semaphore = client.semaphore(RATED, 1).rate(2, hour).burst(2).build().unwrap();

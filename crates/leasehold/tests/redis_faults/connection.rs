@@ -77,7 +77,7 @@ async fn a_half_open_waiter_costs_no_more_than_the_time_to_confirm() {
     let limit = Duration::from_millis(1500);
     let server = RedisServer::start();
     let proxy = FaultProxy::start(server.port());
-    let holder = builder(&server.url()).confirm_within(limit).open().await.unwrap();
+    let holder = builder(&server.url()).claim_within(limit).open().await.unwrap();
     let (half_open, other) = (connect(&proxy.url()).await, connect(&server.url()).await);
     let held = acquire(&one(&holder)).await;
     let unheard = Waiter::join(&one(&half_open)).await;
@@ -106,7 +106,7 @@ async fn a_wake_up_that_comes_too_late_is_not_believed() {
     let limit = Duration::from_secs(1);
     let server = RedisServer::start();
     let proxy = FaultProxy::start(server.port());
-    let holder = builder(&server.url()).confirm_within(limit).open().await.unwrap();
+    let holder = builder(&server.url()).claim_within(limit).open().await.unwrap();
     let (slow, other) = (connect(&proxy.url()).await, connect(&server.url()).await);
     let held = acquire(&one(&holder)).await;
     let late = Waiter::join(&one(&slow)).await;

@@ -235,7 +235,7 @@ async fn a_client_that_was_stopped_past_its_lease_knows_when_it_goes_on() {
 async fn the_token_of_a_permit_that_is_never_claimed_goes_back() {
     let limit = Duration::from_secs(1);
     let server = RedisServer::start();
-    let client = Client::redis_builder(&server.url()).confirm_within(limit).open().await.unwrap();
+    let client = Client::redis_builder(&server.url()).claim_within(limit).open().await.unwrap();
     let hour = Duration::from_secs(3600);
     let semaphore = client.semaphore(RATED, 1).rate(2, hour).burst(2).build().unwrap();
     let held = acquire(&semaphore).await;

@@ -177,7 +177,7 @@ async fn urls_that_do_not_parse_are_refused_without_being_repeated() {
         let begun = Instant::now();
         let error = refused(&url).await;
         assert!(
-            matches!(error, Error::InvalidArgument { what: "store", .. }),
+            matches!(error, Error::InvalidArgument { argument: "store", .. }),
             "{url:?}: {error:?}"
         );
         assert!(error.to_string().contains("redis://"), "{error}");
@@ -193,10 +193,10 @@ async fn settings_that_cannot_be_are_refused_by_name() {
     for (builder, name) in [
         (Client::redis_builder("redis://localhost").answer_timeout(no_time), "answer_timeout"),
         (Client::redis_builder("redis://localhost").connect_timeout(no_time), "connect_timeout"),
-        (Client::redis_builder("redis://localhost").confirm_within(no_time), "confirm_within"),
+        (Client::redis_builder("redis://localhost").claim_within(no_time), "claim_within"),
         (
-            Client::redis_builder("redis://localhost").confirm_within(Duration::from_millis(999)),
-            "confirm_within: it is 999ms; the minimum is 1s",
+            Client::redis_builder("redis://localhost").claim_within(Duration::from_millis(999)),
+            "claim_within: it is 999ms; the minimum is 1s",
         ),
         (Client::redis_builder("redis://localhost").namespace(""), "namespace"),
     ] {

@@ -80,7 +80,10 @@ async fn an_invalid_certificate_is_refused_before_anything_is_sent() {
         let builder = Client::redis_builder(&server.url()).ca_certificate(pem.as_bytes());
         assert!(!format!("{builder:?}").contains(SECRET), "{builder:?}");
         let error = deadline(builder.open()).await.unwrap_err();
-        assert!(matches!(error, Error::InvalidArgument { what: "ca_certificate", .. }), "{error}");
+        assert!(
+            matches!(error, Error::InvalidArgument { argument: "ca_certificate", .. }),
+            "{error}"
+        );
         assert!(error.to_string().contains(problem), "{pem}: {error}");
         assert!(!format!("{error} {error:?}").contains(SECRET), "{error:?}");
     }
@@ -92,7 +95,10 @@ async fn a_certificate_for_a_connection_without_tls_is_refused() {
     for url in ["redis://127.0.0.1:1".to_owned(), server.unix_url()] {
         let builder = Client::redis_builder(&url).ca_certificate(authority(&server));
         let error = deadline(builder.open()).await.unwrap_err();
-        assert!(matches!(error, Error::InvalidArgument { what: "ca_certificate", .. }), "{error}");
+        assert!(
+            matches!(error, Error::InvalidArgument { argument: "ca_certificate", .. }),
+            "{error}"
+        );
         assert!(error.to_string().contains("rediss://"), "{error}");
     }
 }

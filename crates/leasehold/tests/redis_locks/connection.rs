@@ -4,6 +4,7 @@ use std::future::pending;
 use std::sync::Arc;
 use std::sync::Mutex;
 
+use leasehold::compat::sync_guard::Settings;
 use leasehold::{Error, LossReason};
 use testkit::proxy::FaultProxy;
 

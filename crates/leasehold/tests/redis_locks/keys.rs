@@ -110,7 +110,7 @@ async fn keys_that_are_cut_down_are_locks_like_any_other() {
         assert_eq!(guard.fence().get(), 1, "each key has its own counter");
         assert!(deadline(there.locks().is_locked(key)).await.unwrap());
         let raw = deadline(there.locks().lookup(&guard.id())).await.unwrap().unwrap();
-        assert_eq!((&raw.key, raw.lock_id), (key, guard.id()));
+        assert_eq!((&raw.key, raw.id), (key, guard.id()));
         assert_eq!(deadline(there.locks().lookup(key)).await.unwrap(), Some(raw));
         deadline(guard.extend(MINUTES)).await.unwrap();
         held.push((lock, guard));

@@ -2,7 +2,7 @@
 //!
 //! Theirs is [`testkit::seed003`], which is written from the document alone and shares none of our code.
 
-use leasehold::compat::sync_guard::LockLayout;
+use leasehold::compat::sync_guard::{LockLayout, StoreSettings};
 use testkit::seed003::{LockData, Seed003, TTL_MS};
 
 use super::{Client, KEY, MINUTES, Server, Waiter, acquire, connect, deadline, lock, release};
@@ -75,7 +75,7 @@ async fn we_find_extend_and_release_theirs_by_its_id() {
     let (locks, id) = (ours.locks(), held.lock_id.parse().unwrap());
     let raw = deadline(locks.lookup(&id)).await.unwrap().unwrap();
     assert_eq!(deadline(locks.lookup(KEY)).await.unwrap().as_ref(), Some(&raw));
-    assert_eq!((raw.key.as_str(), raw.lock_id), (KEY, id));
+    assert_eq!((raw.key.as_str(), raw.id), (KEY, id));
     assert_eq!(raw.fence.to_string(), held.fence);
     assert_eq!(millis(raw.expires_at), held.expires_at_ms);
     assert_eq!((&raw.host, raw.pid, &raw.label), (&None, None, &None));

@@ -107,8 +107,11 @@ async fn our_statistics_see_theirs() {
     assert!(ours.host.is_some() && ours.age.is_some());
     assert!(theirs.id.len() == 32 && theirs.id.bytes().all(|b| b.is_ascii_hexdigit()));
     assert_eq!((theirs.label.as_deref(), theirs.host.as_deref(), theirs.pid), (None, None, None));
-    let ends_in = theirs.ends_in.unwrap();
-    assert!(ends_in > Duration::from_secs(40) && ends_in <= Duration::from_secs(60), "{ends_in:?}");
+    let expires_in = theirs.expires_in.unwrap();
+    assert!(
+        expires_in > Duration::from_secs(40) && expires_in <= Duration::from_secs(60),
+        "{expires_in:?}"
+    );
     drop(waiter);
 }
 

@@ -18,7 +18,7 @@ async fn they_count_holders_and_we_count_units() {
     // For them one unit of three is held, so they grant a permit to one of theirs.
     let theirs = both.they_hold(3).await;
     let stats = semaphore.stats().await.unwrap();
-    assert_eq!((stats.units, stats.held), (4, 2));
+    assert_eq!((stats.held_units, stats.held), (4, 2));
     // Our scripts grant nothing until there is room again.
     assert!(semaphore.try_acquire().await.unwrap().is_none());
     assert_eq!(both.theirs.release(NAME, &theirs).await.unwrap(), 1);
@@ -46,7 +46,7 @@ async fn a_heavy_waiter_that_they_let_in_waits_until_it_fits() {
     assert_eq!(both.theirs.release(NAME, &theirs).await.unwrap(), 1);
     let permit = deadline(waiter).await.unwrap().unwrap();
     assert_eq!(permit.slot_number(), Some(1));
-    assert_eq!(semaphore.stats().await.unwrap().units, 3);
+    assert_eq!(semaphore.stats().await.unwrap().held_units, 3);
     assert!(permit.release().await.unwrap());
     both.is_left_clean().await;
 }
@@ -152,7 +152,7 @@ async fn a_dead_holder_that_they_remove_takes_its_units_with_it() {
     let _other = both.ours.semaphore("another", 1).build().unwrap().acquire().await.unwrap();
     let permit = deadline(semaphore.acquire().weight(3)).await.unwrap();
     assert_eq!(permit.slot_number(), Some(1));
-    assert_eq!(semaphore.stats().await.unwrap().units, 3);
+    assert_eq!(semaphore.stats().await.unwrap().held_units, 3);
     drop(permit);
     both.is_left_clean().await;
 }
@@ -298,7 +298,7 @@ async fn a_member_that_they_removed_is_not_subtracted_twice() {
     semaphore.set_capacity(8).await.unwrap();
     assert!(semaphore.try_acquire().weight(7).await.unwrap().is_none(), "3 and 7 of 8");
     let third = semaphore.acquire().weight(5).await.unwrap();
-    assert_eq!(semaphore.stats().await.unwrap().units, 8);
+    assert_eq!(semaphore.stats().await.unwrap().held_units, 8);
     drop((second, third));
     both.is_left_clean().await;
 }

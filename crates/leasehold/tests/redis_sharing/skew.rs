@@ -3,7 +3,7 @@
 //! They write times of their own clock: the places of their waiters, and until when their members are alive. We promise
 //! that our waiters keep their order among themselves, and that ours lose neither place nor permit. This holds while
 //! the skew is less than what is left of our leases (a third of the heartbeat interval) and, for a granted waiter that
-//! has not claimed its permit, less than `confirm_within`.
+//! has not claimed its permit, less than `claim_within`.
 
 use crate::both::{Both, NAME};
 

@@ -1,10 +1,15 @@
 //! Guards: what permits, locks and pool leases have in common.
 
+use std::future::{pending, poll_fn};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use leasehold::{Client, Error, Guard, Lock, LossReason, Pool, Semaphore};
+use tokio::sync::oneshot;
 
 use super::{SHORT, Store, unique};
 use crate::by_hand::step_aside;
@@ -74,33 +79,29 @@ impl Primitive for Semaphore {
     }
 }
 
-/// A lock, and the client by which its ids are used.
-#[derive(Clone)]
-struct LockById(Lock, Client);
-
-impl Primitive for LockById {
+impl Primitive for Lock {
     type Guard = leasehold::LockGuard;
 
     fn declare(client: &Client, name: &str, ttl: Option<Duration>) -> Self {
         let builder = client.lock(name).lease(LEASE);
         let builder = ttl.map_or(builder.clone(), |ttl| builder.ttl(ttl));
-        Self(builder.build().unwrap(), client.clone())
+        builder.build().unwrap()
     }
 
     fn acquire(
         &self,
         within: Option<Duration>,
     ) -> impl Future<Output = Outcome<Self::Guard>> + Send + 'static {
-        let acquire = self.0.acquire();
+        let acquire = self.acquire();
         if let Some(limit) = within { acquire.within(limit) } else { acquire }
     }
 
     fn try_acquire(&self) -> impl Future<Output = Outcome<Option<Self::Guard>>> + Send + 'static {
-        self.0.try_acquire()
+        self.try_acquire()
     }
 
     async fn with<T>(&self, work: impl AsyncFnOnce(&Self::Guard) -> T) -> Outcome<T> {
-        self.0.with(work).await
+        self.with(work).await
     }
 
     fn detach(guard: Self::Guard) -> String {
@@ -108,11 +109,11 @@ impl Primitive for LockById {
     }
 
     async fn extend(&self, id: &str) -> Outcome<bool> {
-        self.1.locks().extend(&id.parse()?, LEASE).await
+        self.extend(&id.parse()?).await
     }
 
     async fn release(&self, id: &str) -> Outcome<bool> {
-        self.1.locks().release(&id.parse()?).await
+        self.release(&id.parse()?).await
     }
 }
 
@@ -167,11 +168,7 @@ impl Primitive for PoolOfOne {
 /// Runs a case for each primitive, all at once.
 macro_rules! each {
     ($store:expr, $case:ident) => {
-        tokio::join!(
-            $case::<Semaphore>($store),
-            $case::<LockById>($store),
-            $case::<PoolOfOne>($store)
-        )
+        tokio::join!($case::<Semaphore>($store), $case::<Lock>($store), $case::<PoolOfOne>($store))
     };
 }
 
@@ -227,7 +224,9 @@ pub async fn a_ttl_ends_a_guard(store: &impl Store) {
             assert!(took + Duration::from_millis(200) >= ttl, "{guard:?} was lost after {took:?}");
             assert!(matches!(guard.check(), Err(Error::Lost { .. })));
             assert!(!deadline(guard.release()).await.unwrap());
-            drop(deadline(waiting).await.unwrap().unwrap());
+            let next = deadline(waiting).await.unwrap().unwrap();
+            let waited = next.waited();
+            assert!(waited + Duration::from_millis(300) >= ttl, "{next:?} waited {waited:?}");
         }
     }
     each!(store, case);
@@ -272,7 +271,7 @@ pub async fn an_acquire_ends_at_its_limit(store: &impl Store) {
         assert!(matches!(error, Error::TimedOut { limit: SHORT, .. }), "{error:?}");
         assert!(begun.elapsed() >= SHORT);
         let error = deadline(there.acquire(Some(Duration::ZERO))).await.unwrap_err();
-        assert!(matches!(error, Error::InvalidArgument { what: "within", .. }), "{error:?}");
+        assert!(matches!(error, Error::InvalidArgument { argument: "within", .. }), "{error:?}");
         assert!(deadline(guard.release()).await.unwrap());
         drop(deadline(there.acquire(Some(SHORT))).await.unwrap());
     }
@@ -343,27 +342,140 @@ pub async fn what_is_detached_is_renewed_and_released_by_hand(store: &impl Store
 pub async fn with_holds_a_guard_while_the_work_runs(store: &impl Store) {
     async fn case<P: Primitive>(store: &impl Store) {
         let (here, there): (P, P) = two(store, "with", None).await;
+        let mut borrowed = String::from("what the work");
         let answer = here.with(async |guard| {
             guard.check().unwrap();
             assert!(!is_free(&there).await);
+            borrowed.push_str(" borrows");
             guard.name().len()
         });
         assert!(deadline(answer).await.unwrap() > 0);
+        assert_eq!(borrowed, "what the work borrows");
         // Without waiting: `with` returns after the release.
         assert!(is_free(&there).await);
-
-        let (limited, other): (P, P) = two(store, "with", Some(SHORT)).await;
-        let stray = AtomicBool::new(false);
-        let endless = limited.with(async |guard| {
-            loop {
-                stray.fetch_or(guard.check().is_err(), Ordering::Relaxed);
-                tokio::task::yield_now().await;
-            }
-        });
-        let error = deadline(endless).await.map(|(): ()| ()).unwrap_err();
-        let reason = LossReason::TtlEnded;
-        assert!(matches!(error, Error::Lost { reason: why, .. } if why == reason), "{error}");
-        becomes_free(&other).await;
     }
     each!(store, case);
+}
+
+/// Work that never ends, and must not be polled after its guard is lost.
+async fn endless(guard: &impl Guard, stray: &AtomicBool) {
+    poll_fn(|_| {
+        stray.fetch_or(guard.check().is_err(), Ordering::Relaxed);
+        Poll::<()>::Pending
+    })
+    .await;
+}
+
+pub async fn work_stops_when_its_guard_is_lost(store: &impl Store) {
+    async fn case<P: Primitive>(store: &impl Store) {
+        let (limited, other): (P, P) = two(store, "work and ttl", Some(SHORT)).await;
+        let stray = AtomicBool::new(false);
+        let work = limited.with(async |guard| endless(guard, &stray).await);
+        let error = deadline(work).await.unwrap_err();
+        let ended = matches!(error, Error::Lost { reason: LossReason::TtlEnded, .. });
+        assert!(ended, "{error}");
+        becomes_free(&other).await;
+
+        let (here, there): (P, P) = two(store, "work and release", None).await;
+        let (held, id) = oneshot::channel();
+        let work = here.with(async |guard| {
+            held.send(guard.id()).unwrap();
+            endless(guard, &stray).await;
+        });
+        let release = async { there.release(&id.await.unwrap()).await };
+        let (result, released) = deadline(async { tokio::join!(work, release) }).await;
+        assert!(released.unwrap());
+        let error = result.unwrap_err();
+        assert!(matches!(error, Error::Lost { .. }), "{error}");
+        assert!(!stray.into_inner(), "the work was polled after its guard was lost");
+        becomes_free(&there).await;
+    }
+    each!(store, case);
+}
+
+pub async fn cancelled_or_panicking_work_releases_its_guard(store: &impl Store) {
+    async fn case<P: Primitive>(store: &impl Store) {
+        let (here, there): (P, P) = two(store, "given up", None).await;
+        let (begun, has_begun) = oneshot::channel();
+        let work = here.with(async |_| {
+            begun.send(()).unwrap();
+            pending::<()>().await;
+        });
+        tokio::select! {
+            _ = work => unreachable!("the work never ends"),
+            begun = deadline(has_begun) => begun.unwrap(),
+        }
+        becomes_free(&there).await;
+
+        let panics = here.with(async |_| resume_unwind(Box::new("on purpose")));
+        let mut panics: Pin<Box<dyn Future<Output = Outcome<()>>>> = Box::pin(panics);
+        let panicked = poll_fn(|cx| {
+            let polled = catch_unwind(AssertUnwindSafe(|| panics.as_mut().poll(cx)));
+            polled.map_or(Poll::Ready(true), |polled| polled.map(|_| false))
+        });
+        assert!(deadline(panicked).await);
+        becomes_free(&there).await;
+    }
+    each!(store, case);
+}
+
+/// What the client released itself, it does not have to learn from the store.
+pub async fn a_release_by_id_notifies_the_guard_of_its_client_at_once(store: &impl Store) {
+    async fn case<P: Primitive>(store: &impl Store) {
+        let (here, there): (P, P) = two(store, "own id", None).await;
+        let guard = hold(&here).await;
+        let (lost, id) = (guard.lost(), guard.id());
+        assert!(deadline(here.release(&id)).await.unwrap());
+        let error = guard.check().unwrap_err();
+        let released = matches!(error, Error::Lost { reason: LossReason::Released, .. });
+        assert!(released, "{error}");
+        assert_eq!(deadline(lost).await, LossReason::Released);
+        let next = hold(&there).await;
+        assert!(!deadline(guard.release()).await.unwrap());
+        next.check().unwrap();
+        assert!(!is_free(&here).await);
+    }
+    each!(store, case);
+}
+
+/// A case for each primitive, because in memory all clients of a store are the same.
+async fn a_close_ends<P: Primitive>(store: &impl Store) {
+    let (client, other, name) = (store.client().await, store.client().await, unique("closed"));
+    let (here, there) = (P::declare(&client, &name, None), P::declare(&other, &name, None));
+    let (guard, not_polled) = (hold(&here).await, here.acquire(None));
+    let (lost, asked_later) = (tokio::spawn(guard.lost()), guard.lost());
+    let waits = tokio::spawn(here.acquire(None));
+    step_aside(5).await;
+    deadline(client.close()).await.unwrap();
+    assert_eq!(deadline(lost).await.unwrap(), LossReason::Closed);
+    assert_eq!(deadline(asked_later).await, LossReason::Closed);
+    let error = guard.check().unwrap_err();
+    assert!(matches!(error, Error::Lost { reason: LossReason::Closed, .. }), "{error}");
+    for refused in [
+        deadline(waits).await.unwrap().unwrap_err(),
+        deadline(not_polled).await.unwrap_err(),
+        deadline(here.acquire(None)).await.unwrap_err(),
+        deadline(here.try_acquire()).await.unwrap_err(),
+        deadline(here.with(async |_| ())).await.unwrap_err(),
+    ] {
+        assert!(matches!(refused, Error::Closed), "{refused}");
+    }
+    assert!(!deadline(guard.release()).await.unwrap());
+    // In memory both clients are the same.
+    if other.id() != client.id() {
+        // Without waiting: the close has released it in the store.
+        assert!(is_free(&there).await);
+    }
+}
+
+pub async fn a_close_ends_permits(store: &impl Store) {
+    a_close_ends::<Semaphore>(store).await;
+}
+
+pub async fn a_close_ends_locks(store: &impl Store) {
+    a_close_ends::<Lock>(store).await;
+}
+
+pub async fn a_close_ends_pool_leases(store: &impl Store) {
+    a_close_ends::<PoolOfOne>(store).await;
 }

@@ -70,8 +70,8 @@ pub async fn names_that_differ_are_two_semaphores(store: &impl Store) {
 #[track_caller]
 fn assert_refused(built: Result<Semaphore, Error>, argument: &str, words: &[&str]) {
     let error = built.expect_err("it is refused");
-    let Error::InvalidArgument { what, problem, .. } = error else { panic!("{error}") };
-    assert_eq!(what, argument, "{problem}");
+    let Error::InvalidArgument { argument: found, problem, .. } = error else { panic!("{error}") };
+    assert_eq!(found, argument, "{problem}");
     for word in words {
         assert!(problem.contains(word), "{word:?} is not in {problem:?}");
     }

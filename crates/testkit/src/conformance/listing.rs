@@ -43,22 +43,25 @@ pub async fn pools_that_have_members_are_listed(store: &impl Store) {
     let ours: Vec<_> = listed.iter().filter(|pool| pool.name.starts_with("listed")).collect();
     assert_eq!([&ours[0].name, &ours[1].name], [&names[1], &names[0]], "by name: {ours:?}");
     assert_eq!(ours.len(), 2);
-    let members: Vec<_> = ours[0].members.iter().map(|one| one.instance_id.as_str()).collect();
+    let members: Vec<_> = ours[0].members.iter().map(|one| one.id.as_str()).collect();
     assert_eq!(members, ["first", "second"], "the longest silent first");
     // A lookup by name returns the same as the listing, except for the time that has passed.
     let pools = store.client().await.pools();
     let found = deadline(pools.lookup(&names[0])).await.unwrap().expect("it has members");
     assert_eq!(found.name, names[0]);
-    let members: Vec<_> = found.members.iter().map(|one| one.instance_id.as_str()).collect();
+    let members: Vec<_> = found.members.iter().map(|one| one.id.as_str()).collect();
     assert_eq!(members, ["first", "second"]);
     assert_eq!(deadline(pools.lookup(&names[2])).await.unwrap(), None, "it has no members");
     for name in ["", "holders:a", "a\nb"] {
         let error = deadline(pools.lookup(name)).await.unwrap_err();
-        assert!(matches!(error, Error::InvalidArgument { what: "name", .. }), "{name:?}: {error}");
+        assert!(
+            matches!(error, Error::InvalidArgument { argument: "name", .. }),
+            "{name:?}: {error}"
+        );
     }
     for member in &ours[0].members {
         assert!(member.silent_for < Duration::from_secs(30), "{member:?}");
-        let ends_in = member.ends_in.expect("it has not expired");
-        assert!(ends_in > Duration::from_secs(30) && ends_in <= Duration::from_secs(60));
+        let expires_in = member.expires_in.expect("it has not expired");
+        assert!(expires_in > Duration::from_secs(30) && expires_in <= Duration::from_secs(60));
     }
 }

@@ -59,15 +59,15 @@ pub async fn a_lookup_shows_secrets_only_on_request(store: &impl Store) {
     let by_key = deadline(locks.lookup(&key)).await.unwrap().unwrap();
     let by_id = deadline(locks.lookup(&held.id)).await.unwrap().unwrap();
     assert_eq!(by_key, by_id);
-    assert!(is_a_hash(&by_key.key_hash) && is_a_hash(&by_key.lock_id_hash), "{by_key:?}");
-    assert_ne!(by_key.key_hash, by_key.lock_id_hash);
+    assert!(is_a_hash(&by_key.key_hash) && is_a_hash(&by_key.id_hash), "{by_key:?}");
+    assert_ne!(by_key.key_hash, by_key.id_hash);
     let shown = format!("{by_key:?}");
     assert!(!shown.contains(&key) && !shown.contains(&held.id.to_string()), "{shown}");
     assert_eq!((by_key.fence, by_key.expires_at), (held.fence, held.expires_at));
     assert_eq!(by_key.expires_at.duration_since(by_key.acquired_at).unwrap(), MINUTES);
 
     let raw = by_key.clone();
-    assert_eq!((&raw.key, raw.lock_id, &raw), (&key, held.id, &by_key));
+    assert_eq!((&raw.key, raw.id, &raw), (&key, held.id, &by_key));
 
     // An extension changes neither the time of the acquisition nor the fence.
     assert!(deadline(client.locks().extend(&held.id, SHORT * 100)).await.unwrap());
@@ -83,7 +83,7 @@ pub async fn a_lookup_shows_secrets_only_on_request(store: &impl Store) {
     let guard = acquire(&lock(&client, &key)).await;
     let next = deadline(locks.lookup(&key)).await.unwrap().unwrap();
     assert_eq!(next.key_hash, by_key.key_hash);
-    assert_ne!(next.lock_id_hash, by_key.lock_id_hash);
+    assert_ne!(next.id_hash, by_key.id_hash);
     assert_eq!(
         deadline(locks.lookup(&held.id)).await.unwrap(),
         None,
@@ -255,8 +255,8 @@ pub async fn a_panic_of_an_observer_has_no_effect(store: &impl Store) {
 #[track_caller]
 fn assert_refused<T>(result: Result<T, Error>, argument: &str, words: &[&str]) {
     let error = result.err().expect("it is refused");
-    let Error::InvalidArgument { what, problem, .. } = error else { panic!("{error}") };
-    assert_eq!(what, argument, "{problem}");
+    let Error::InvalidArgument { argument: found, problem, .. } = error else { panic!("{error}") };
+    assert_eq!(found, argument, "{problem}");
     for word in words {
         assert!(problem.contains(word), "{word:?} is not in {problem:?}");
     }

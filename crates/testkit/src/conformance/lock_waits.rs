@@ -6,8 +6,7 @@ use leasehold::compat::sync_guard::Settings;
 use leasehold::{Error, Jitter, Retry};
 
 use super::locks::{
-    MINUTES, Waiter, acquire, is_free, is_locked, lock, lock_of, only_when_told, release,
-    try_acquire,
+    MINUTES, Waiter, acquire, is_free, lock, lock_of, only_when_told, release, try_acquire,
 };
 use super::{SHORT, Store, unique};
 use crate::Rng;
@@ -179,13 +178,6 @@ pub async fn an_acquire_that_is_dropped_leaves_nothing(store: &impl Store) {
         }
     }
     is_free(&other, &key).await;
-}
-
-pub async fn an_acquire_that_nobody_polls_does_nothing(store: &impl Store) {
-    let (client, key) = (store.client().await, unique("not polled"));
-    let (lock, locks) = (lock(&client, &key), client.locks());
-    drop((lock.acquire(), lock.try_acquire(), locks.try_acquire(&key, SHORT)));
-    assert!(!is_locked(&client, &key).await);
 }
 
 /// The caller may use another executor than tokio's.

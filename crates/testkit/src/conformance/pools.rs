@@ -1,9 +1,9 @@
-//! Pools: a fixed number of leases, each held by an instance id.
+//! Pools: a fixed number of pool leases, each held by an instance id.
 
 use std::time::Duration;
 
 use leasehold::compat::lua_pool::{AcquireStatus, LuaPool, ReleaseStatus, RenewStatus};
-use leasehold::{Client, Error, Jitter, LossReason, Pool, PoolLease, Retry};
+use leasehold::{Client, Error, Jitter, Pool, PoolLease, Retry};
 
 use super::{Store, unique};
 use crate::wait::{deadline, eventually};
@@ -113,21 +113,6 @@ pub async fn a_renewed_lease_stays_held(store: &impl Store) {
     assert_eq!(acquire(&pool, "b").await.0, AcquireStatus::CapacityFull);
 }
 
-pub async fn a_guard_is_notified_when_its_lease_is_missing(store: &impl Store) {
-    let client = store.client().await;
-    let pool = client.pool(&unique("notified"), 1).lease(TTL).build().unwrap();
-    let lease = lease(&pool, "a").await;
-    let lost = lease.lost();
-    assert_eq!(release(&pool, "a").await.0, ReleaseStatus::Released);
-    // The guard learns of it at its next renewal.
-    assert_eq!(deadline(lost).await, LossReason::Missing);
-    let error = lease.check().unwrap_err();
-    assert!(matches!(error, Error::Lost { .. }), "{error}");
-    let expected = format!("lease a of {:?} was lost: it is no longer in the store", pool.name());
-    assert_eq!(error.to_string(), expected);
-    assert!(!deadline(lease.release()).await.unwrap());
-}
-
 pub async fn a_waiting_acquire_gets_the_next_lease(store: &impl Store) {
     let client = store.client().await;
     let retry = Retry::default().delay(Duration::from_millis(20));
@@ -160,21 +145,6 @@ pub async fn a_wait_that_was_too_long_says_how_full_it_was(store: &impl Store) {
         let Error::TimedOut { limit, held, capacity, .. } = error else { panic!("{error}") };
         assert_eq!((held, capacity), (Some(2), Some(2)));
         assert!(limit >= Duration::from_millis(30), "{limit:?}");
-    }
-}
-
-pub async fn a_close_releases_pool_leases(store: &impl Store) {
-    let (here, there) = (store.client().await, store.client().await);
-    let name = unique("closed");
-    let pool = declare(&here, &name, 1);
-    let lease = lease(&pool, "a").await;
-    deadline(here.close()).await.unwrap();
-    assert_eq!(deadline(lease.lost()).await, LossReason::Closed);
-    assert!(matches!(deadline(pool.acquire("b")).await, Err(Error::Closed)));
-    assert!(matches!(deadline(pool.extend("b")).await, Err(Error::Closed)));
-    // In memory both clients are the same.
-    if there.id() != here.id() {
-        assert_eq!(acquire(&declare(&there, &name, 1), "b").await.0, AcquireStatus::Acquired);
     }
 }
 

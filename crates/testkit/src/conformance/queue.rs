@@ -133,8 +133,8 @@ pub async fn a_limit_of_one_wait_overrides_that_of_the_semaphore(store: &impl St
 pub async fn a_limit_of_zero_is_refused(store: &impl Store) {
     let semaphore = semaphore(store, "zero limit", 1).await;
     let error = deadline(semaphore.acquire().within(Duration::ZERO)).await.unwrap_err();
-    let Error::InvalidArgument { what, problem, .. } = &error else { panic!("{error}") };
-    assert_eq!(*what, "within");
+    let Error::InvalidArgument { argument, problem, .. } = &error else { panic!("{error}") };
+    assert_eq!(*argument, "within");
     assert!(problem.contains("0s"), "{problem}");
     all_are_free(&semaphore).await;
 }

@@ -33,8 +33,8 @@ pub async fn statistics_of_one_name_list_holders_and_count_waiters(store: &impl 
     assert_eq!((half.capacity, half.held, half.percent()), (4, 2, 50.0));
     let ids: Vec<_> = half.holders.iter().map(|holder| holder.id.clone()).collect();
     assert_eq!(ids, [first.id().to_string(), second.id().to_string()], "the longest first");
-    let ends_in = half.holders[1].ends_in.expect("it has a TTL");
-    assert!(ends_in <= SHORT * 10);
+    let expires_in = half.holders[1].expires_in.expect("it has a TTL");
+    assert!(expires_in <= SHORT * 10);
 
     let full = [acquire(&semaphore).await, acquire(&semaphore).await];
     let waiters = [Waiter::join(&semaphore).await, Waiter::join(&semaphore).await];
@@ -125,7 +125,7 @@ pub async fn statistics_of_given_names_list_no_others(store: &impl Store) {
     assert_eq!(only(&[]).await, [""; 0]);
 
     let error = deadline(client.stats().names([""])).await.unwrap_err();
-    assert!(matches!(error, Error::InvalidArgument { what: "name", .. }), "{error}");
+    assert!(matches!(error, Error::InvalidArgument { argument: "name", .. }), "{error}");
 }
 
 pub async fn statistics_list_all_names_in_use(store: &impl Store) {

@@ -10,7 +10,7 @@ use crate::wait::{deadline, eventually};
 
 async fn units(semaphore: &Semaphore) -> (u32, u32) {
     let stats = deadline(semaphore.stats()).await.unwrap();
-    (stats.units, stats.held)
+    (stats.held_units, stats.held)
 }
 
 async fn waits_for(semaphore: &Semaphore) -> Option<WaitsFor> {

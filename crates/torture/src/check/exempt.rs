@@ -16,7 +16,7 @@
 //!   other sentinels or nodes may still name it. So no permit counts until every client can be connected to the new
 //!   primary.
 //! - *Locks and pools* have no fence that tells when they were granted, and are renewed, if at all, at a third of their
-//!   TTL. So a lock or lease that was requested before the loss was over does not count for one TTL and some seconds.
+//!   TTL. So a lock or pool lease that was requested before the loss was over does not count for one TTL and some seconds.
 //! - *The server's clock is set forward.* Leases end early by the same time, and holders may be notified late. So a
 //!   permit that was requested before does not count for as long as its holder may believe without asking again.
 //! - *The server's clock is set back.* Nothing is exempt, except where another program takes part: its writes and

@@ -231,7 +231,7 @@ async fn list_local(client: &Client) -> Result<Vec<Sample>, Error> {
         let holders = named.clone().flat_map(|one| &one.holders).map(|one| one.id.clone());
         let waiters = named.flat_map(|one| &one.waiters).map(|one| one.id.clone());
         let pools = pools.iter().filter(|one| one.name == spec.name);
-        let members = pools.flat_map(|one| &one.members).map(|one| one.instance_id.clone());
+        let members = pools.flat_map(|one| &one.members).map(|one| one.id.clone());
         let locks = locks.iter().filter(|one| one.key == spec.name);
         let labels = locks.filter_map(|one| one.label.clone());
         let others = waiters.chain(members).chain(labels).collect();

@@ -1,4 +1,4 @@
-//! What a task does while it holds a permit, a lock or a lease.
+//! What a task does while it holds a permit, a lock or a pool lease.
 
 use std::sync::Arc;
 use std::time::Duration;

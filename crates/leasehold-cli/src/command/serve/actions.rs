@@ -6,7 +6,7 @@ use axum::extract::{Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
-use leasehold::Error;
+use leasehold::{Error, Semaphore};
 use maud::{Markup, html};
 
 use super::access::{self, Caller};
@@ -44,7 +44,8 @@ impl ActionRequest {
         };
         let capacity = || {
             let text = needs("capacity")?;
-            let capacity = text.parse().ok().filter(|capacity| (1..u32::MAX).contains(capacity));
+            let capacity =
+                text.parse().ok().filter(|capacity| (1..Semaphore::UNLIMITED).contains(capacity));
             capacity.ok_or_else(|| {
                 bad(format!("The limit is {text:?}; it must be a number from 1 to 4294967294."))
             })
@@ -81,8 +82,8 @@ impl ActionRequest {
         Ok(Self { name: needs("name")?, action, fields: accepted.collect() })
     }
 
-    /// Returns whether the name was in use before. Fails if nobody has used it and the action only ends something. For a
-    /// missing lock or lease there is nothing to release.
+    /// Returns whether the name was in use before. Fails if nobody has used it and the action only ends something.
+    /// For a missing lock or pool lease there is nothing to release.
     pub(super) async fn check(&self, console: &Console) -> Result<bool, Refusal> {
         let (kind, name) = (self.action.kind(), &self.name);
         let is_tracked = {

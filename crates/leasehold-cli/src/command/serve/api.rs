@@ -36,7 +36,7 @@ pub(super) async fn overview(State(console): ConsoleArg, request: Parts) -> Resp
             "read_took_seconds": seconds(latest.map(|latest| latest.took)),
             "outage": outage,
             "semaphores": all.len(),
-            "held_units": all.iter().map(|one| u64::from(one.units)).sum::<u64>(),
+            "held_units": all.iter().map(|one| u64::from(one.held_units)).sum::<u64>(),
             "waiting": all.iter().map(|one| one.waiting).sum::<usize>(),
             "locks": latest.map_or(0, |latest| latest.locks.len()),
             "pools": latest.map_or(0, |latest| latest.pools.len()),

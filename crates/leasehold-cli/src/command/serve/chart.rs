@@ -89,11 +89,11 @@ fn lines(
 
 /// Draws how much of the capacity is held.
 pub(super) fn bar(one: &SemaphoreStats) -> Markup {
-    let (units, capacity) = (one.units, one.capacity);
+    let (units, capacity) = (one.held_units, one.capacity);
     let width = 100.0 * (f64::from(units) / f64::from(capacity.max(1))).min(1.0);
     let full = units >= capacity;
     html! {
-        @if (1..u32::MAX).contains(&capacity) {
+        @if one.limited_to().is_some() {
             // The amount is next to it as text.
             svg.bar viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true" {
                 rect.track width="100" height="10" {}
@@ -105,7 +105,7 @@ pub(super) fn bar(one: &SemaphoreStats) -> Markup {
 
 /// A bar with a segment for each holder.
 pub(super) fn segments(one: &SemaphoreStats) -> Markup {
-    let (units, capacity) = (one.units, one.capacity);
+    let (units, capacity) = (one.held_units, one.capacity);
     if !(1..=MOST_SEGMENTS).contains(&capacity) || units > MOST_SEGMENTS {
         return html! { div.units { (bar(one)) } };
     }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use leasehold::{AcquisitionId, Member, SemaphoreStats};
+use leasehold::{AcquisitionId, SemaphoreMember, SemaphoreStats};
 use serde::{Serialize, Serializer};
 use serde_json::json;
 
@@ -62,8 +62,8 @@ pub(super) fn clients(snapshot: &Snapshot, queues: &[SemaphoreStats]) -> Vec<Cli
     }
     for pool in &snapshot.pools {
         for member in &pool.members {
-            let row = rows.entry(Key::new((None, None, &member.instance_id))).or_default();
-            row.id = Some(member.instance_id.clone());
+            let row = rows.entry(Key::new((None, None, &member.id))).or_default();
+            row.id = Some(member.id.clone());
             row.hold(Kind::Pool, &pool.name, 1);
         }
     }
@@ -73,7 +73,10 @@ pub(super) fn clients(snapshot: &Snapshot, queues: &[SemaphoreStats]) -> Vec<Cli
 }
 
 /// Returns the row of the client of a holder or waiter.
-fn row_of<'a>(rows: &'a mut BTreeMap<Key, ClientRow>, member: &Member) -> &'a mut ClientRow {
+fn row_of<'a>(
+    rows: &'a mut BTreeMap<Key, ClientRow>,
+    member: &SemaphoreMember,
+) -> &'a mut ClientRow {
     let id = client_id(member);
     let key = Key::new((member.host.as_deref(), member.pid, id.unwrap_or(&member.id)));
     let row = rows.entry(key).or_default();
@@ -113,7 +116,7 @@ impl ClientRow {
 }
 
 /// An acquisition id is the id of its client, `-`, and a number.
-fn client_id(member: &Member) -> Option<&str> {
+fn client_id(member: &SemaphoreMember) -> Option<&str> {
     member.id.parse::<AcquisitionId>().ok()?;
     member.id.rsplit_once('-').map(|(client, _)| client)
 }

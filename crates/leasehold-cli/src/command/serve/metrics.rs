@@ -134,14 +134,15 @@ fn text(state: &ConsoleState) -> String {
 }
 
 fn semaphores(text: &mut Exposition, all: &[SemaphoreStats]) {
-    let limited = |one: &SemaphoreStats| (1..u32::MAX).contains(&one.capacity);
     text.semaphores(
         all,
         "semaphore_capacity",
         "Units that may be held at once; none if unlimited.",
-        |one| limited(one).then_some(one.capacity),
+        SemaphoreStats::limited_to,
     );
-    text.semaphores(all, "semaphore_held_units", "Units that are held.", |one| Some(one.units));
+    text.semaphores(all, "semaphore_held_units", "Units that are held.", |one| {
+        Some(one.held_units)
+    });
     text.semaphores(all, "semaphore_holders", "Permits that are held.", |one| Some(one.held));
     text.semaphores(all, "semaphore_waiting", "Acquires that wait.", |one| Some(one.waiting));
     let oldest = |age: Option<Duration>| Some(age.unwrap_or_default().as_secs_f64());

@@ -238,11 +238,8 @@ fn clock(at: SystemTime) -> Markup {
 
 /// How many units are held, in words.
 fn held_text(one: &SemaphoreStats) -> String {
-    let (units, permits) = (one.units, one.held);
-    let of = match one.capacity {
-        0 | u32::MAX => String::new(),
-        capacity => format!(" of {capacity}"),
-    };
+    let (units, permits) = (one.held_units, one.held);
+    let of = one.limited_to().map(|limit| format!(" of {limit}")).unwrap_or_default();
     if units == permits {
         format!("{units}{of}")
     } else {

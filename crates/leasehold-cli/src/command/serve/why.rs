@@ -6,7 +6,7 @@ use crate::output::{ago, counted};
 
 /// Returns `None` if there is no waiter. The sentence contains text of other programs.
 pub(super) fn why(stats: &SemaphoreStats) -> Option<String> {
-    let (capacity, units) = (stats.capacity, stats.units);
+    let (capacity, units) = (stats.capacity, stats.held_units);
     let weight = stats.waiters.first().map(|one| one.weight);
     let needs = |weight| counted(weight, "unit");
     Some(match stats.waits_for? {

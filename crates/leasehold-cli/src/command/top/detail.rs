@@ -2,7 +2,10 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use leasehold::{Client, Error, LockInfo, Member, PoolMember, PoolStats, SemaphoreStats, WaitsFor};
+use leasehold::{
+    Client, Error, LockInfo, PoolMember, PoolStats, Semaphore, SemaphoreMember, SemaphoreStats,
+    WaitsFor,
+};
 
 use super::list;
 use crate::action::Action;
@@ -100,9 +103,9 @@ impl Detail {
 }
 
 fn semaphore_summary(stats: &SemaphoreStats) -> Vec<String> {
-    let (held, units, capacity) = (stats.held, stats.units, stats.capacity);
+    let (held, units, capacity) = (stats.held, stats.held_units, stats.capacity);
     let limit = match capacity {
-        u32::MAX => "no limit".to_owned(),
+        Semaphore::UNLIMITED => "no limit".to_owned(),
         0 => "no limit declared".to_owned(),
         capacity => format!("limit {capacity}"),
     };
@@ -132,7 +135,7 @@ fn semaphore_summary(stats: &SemaphoreStats) -> Vec<String> {
 fn first_waits(stats: &SemaphoreStats, waits_for: WaitsFor) -> String {
     let weight = stats.waiters.first().map_or(1, |one| one.weight);
     let units = counted(weight, "unit");
-    let (held, capacity) = (stats.units, stats.capacity);
+    let (held, capacity) = (stats.held_units, stats.capacity);
     match waits_for {
         WaitsFor::Room => {
             let are = if held == 1 { "is" } else { "are" };
@@ -150,16 +153,16 @@ fn first_waits(stats: &SemaphoreStats, waits_for: WaitsFor) -> String {
     }
 }
 
-fn holder(member: &Member) -> Entry {
+fn holder(member: &SemaphoreMember) -> Entry {
     let action = Action::Release { id: member.id.clone() };
     entry("held".to_owned(), member, action)
 }
 
-fn waiter(at: usize, member: &Member) -> Entry {
+fn waiter(at: usize, member: &SemaphoreMember) -> Entry {
     entry(format!("{}.", at + 1), member, Action::Cancel { id: member.id.clone() })
 }
 
-fn entry(place: String, member: &Member, action: Action) -> Entry {
+fn entry(place: String, member: &SemaphoreMember, action: Action) -> Entry {
     let cells = vec![
         place,
         text(member.label.as_deref()),
@@ -167,7 +170,7 @@ fn entry(place: String, member: &Member, action: Action) -> Entry {
         or_dash(member.pid.map(|pid| pid.to_string())),
         or_dash(member.age.map(ago)),
         or_dash(member.silent_for.map(ago)),
-        or_dash(member.ttl_left.map(ago)),
+        or_dash(member.ttl_ends_in.map(ago)),
         or_dash(member.fence.map(|fence| fence.to_string())),
         member.weight.to_string(),
         or_dash(member.slot_number.map(|slot| slot.to_string())),
@@ -178,13 +181,13 @@ fn entry(place: String, member: &Member, action: Action) -> Entry {
 
 fn lock_holder(lock: &LockInfo) -> Entry {
     let info = &lock;
-    let (held_for, ends_in) = list::spans(lock, SystemTime::now());
+    let (held_for, expires_in) = list::spans(lock, SystemTime::now());
     let cells = vec![
         text(info.label.as_deref()),
         text(info.host.as_deref()),
         or_dash(info.pid.map(|pid| pid.to_string())),
         ago(held_for),
-        ago(ends_in),
+        ago(expires_in),
         info.fence.to_string(),
     ];
     let fence = info.fence.to_string();
@@ -193,9 +196,12 @@ fn lock_holder(lock: &LockInfo) -> Entry {
 }
 
 fn pool_member(one: &PoolMember) -> Entry {
-    let instance = one.instance_id.clone();
-    let cells =
-        vec![instance.clone(), ago(one.silent_for), one.ends_in.map_or("expired".to_owned(), ago)];
+    let instance = one.id.clone();
+    let cells = vec![
+        instance.clone(),
+        ago(one.silent_for),
+        one.expires_in.map_or("expired".to_owned(), ago),
+    ];
     let action = Action::ReleaseLease { instance: instance.clone() };
     Entry { id: instance.clone(), cells, release: (action, instance) }
 }

@@ -1,5 +1,6 @@
 //! Dialogs on top of the view: help, text input and confirmations.
 
+use leasehold::Semaphore;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use crate::action::Action;
@@ -69,8 +70,7 @@ impl Dialog {
                 *problem = None;
                 match key.code {
                     KeyCode::Enter => match text.parse::<u32>() {
-                        // The largest number means that there is no limit.
-                        Ok(capacity) if (1..u32::MAX).contains(&capacity) => {
+                        Ok(capacity) if (1..Semaphore::UNLIMITED).contains(&capacity) => {
                             let action = if *pins {
                                 Action::Pin { capacity }
                             } else {

@@ -127,6 +127,6 @@ pub(super) fn longest_silence(pool: &PoolStats) -> Option<Duration> {
 /// Returns how long a lock has been held, and how long it is still valid.
 pub(super) fn spans(lock: &LockInfo, now: SystemTime) -> (Duration, Duration) {
     let held_for = now.duration_since(lock.acquired_at).unwrap_or_default();
-    let ends_in = lock.expires_at.duration_since(now).unwrap_or_default();
-    (held_for, ends_in)
+    let expires_in = lock.expires_at.duration_since(now).unwrap_or_default();
+    (held_for, expires_in)
 }

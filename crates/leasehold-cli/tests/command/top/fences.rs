@@ -1,7 +1,7 @@
 //! A fence has the same digits in `top` as in all other commands, with its leading zeros.
 
 use leasehold::Client;
-use leasehold::compat::sync_guard::LockLayout;
+use leasehold::compat::sync_guard::{LockLayout, StoreSettings};
 use serde_json::Value;
 use testkit::redis_server::RedisServer;
 

@@ -20,12 +20,12 @@ pub(super) fn another_programs(path: &Path) -> Error {
 
 /// The file at this path cannot be used as it is.
 pub(super) fn unusable(path: &Path, problem: &str) -> Error {
-    Error::Unusable { what: format!("{} {problem}", path.display()) }
+    Error::Unusable { problem: format!("{} {problem}", path.display()) }
 }
 
 /// This process, or this client, must not use the file at this path as it asks to.
 pub(super) fn denied(path: &Path, problem: &str) -> Error {
-    Error::Denied { what: format!("{} {problem}", path.display()) }
+    Error::Denied { problem: format!("{} {problem}", path.display()) }
 }
 
 /// Another process was stopped in the middle of a transaction, or the disk hangs.
@@ -39,7 +39,7 @@ pub(super) fn damaged_log(log: &Path) -> Error {
          its -wal and -shm files (the last changes are lost, but fences continue to grow)",
         log.display()
     );
-    Error::Unusable { what }
+    Error::Unusable { problem: what }
 }
 
 /// Whether SQLite has found less than the shared memory says that there is. Then the write-ahead log was cut off: SQLite
@@ -70,7 +70,7 @@ fn is_unreadable(error: &rusqlite::Error) -> bool {
 pub(super) fn of_sqlite(what: &str, file: &Path, error: rusqlite::Error) -> Error {
     let path = file.display();
     let what = format!("{what} {path}");
-    let denied = |why: &str| Error::Denied { what: format!("{what}: {why}") };
+    let denied = |why: &str| Error::Denied { problem: format!("{what}: {why}") };
     let failure = match &error {
         rusqlite::Error::SqliteFailure(failure, _) => failure,
         _ if is_unreadable(&error) => {
@@ -88,7 +88,7 @@ pub(super) fn of_sqlite(what: &str, file: &Path, error: rusqlite::Error) -> Erro
         }
         ErrorCode::NotADatabase => not_a_store(file),
         ErrorCode::DatabaseCorrupt => Error::Unusable {
-            what: format!(
+            problem: format!(
                 "{what}: the file is damaged: restore a backup, or move it and its -wal and -shm files away while no \
                  client uses it (fences then restart)"
             ),
@@ -103,7 +103,7 @@ pub(super) fn of_sqlite(what: &str, file: &Path, error: rusqlite::Error) -> Erro
         },
         ErrorCode::DiskFull => {
             let advice = "the disk is full: free some space (nothing was changed or lost)";
-            Error::NoRoom { what: format!("{what}: {advice}") }
+            Error::NoRoom { problem: format!("{what}: {advice}") }
         }
         _ => Error::internal(format!("{what}: {error}")),
     }
@@ -134,11 +134,11 @@ fn of_system(what: &str, path: &Path, error: io::Error) -> Error {
 
     let what = format!("{what} {}", path.display());
     match error.kind() {
-        Kind::PermissionDenied | Kind::ReadOnlyFilesystem => {
-            Error::Denied { what: format!("{what}: {error}: choose a path that you can write to") }
-        }
+        Kind::PermissionDenied | Kind::ReadOnlyFilesystem => Error::Denied {
+            problem: format!("{what}: {error}: choose a path that you can write to"),
+        },
         Kind::StorageFull | Kind::QuotaExceeded => {
-            Error::NoRoom { what: format!("{what}: {error}: free some space") }
+            Error::NoRoom { problem: format!("{what}: {error}: free some space") }
         }
         Kind::NotADirectory | Kind::IsADirectory | Kind::InvalidInput | Kind::InvalidFilename => {
             Error::invalid("store", format!("{what}: {error}: choose another path"))

@@ -13,7 +13,7 @@ use super::semaphores::{
 };
 use crate::clock::wall_time;
 use crate::machine::{self, SemaphoreRow};
-use crate::stats::{Member, Query, SemaphoreStats};
+use crate::stats::{Query, SemaphoreMember, SemaphoreStats};
 use crate::{AcquisitionId, ClientId, ClientInfo};
 
 pub(super) fn fetch(tx: &Transaction<'_>, query: &Query) -> Result<Vec<SemaphoreStats>> {
@@ -87,7 +87,7 @@ impl StatsReader<'_> {
 
     /// Returns the holders, longest-held first. They are sorted by fence, because fences are issued in the order of the
     /// grants.
-    fn holders(&mut self, semaphore: i64) -> Result<Vec<Member>> {
+    fn holders(&mut self, semaphore: i64) -> Result<Vec<SemaphoreMember>> {
         let select = concat!(
             "SELECT ",
             holder_columns!(),
@@ -100,7 +100,7 @@ impl StatsReader<'_> {
     }
 
     /// Returns at most `most` waiters, in the order of the queue.
-    fn waiters(&mut self, semaphore: i64, most: usize) -> Result<Vec<Member>> {
+    fn waiters(&mut self, semaphore: i64, most: usize) -> Result<Vec<SemaphoreMember>> {
         let select = concat!(
             "SELECT ",
             waiter_columns!(),
@@ -119,7 +119,7 @@ impl StatsReader<'_> {
         read: fn(&Row<'_>) -> Result<(AcquisitionId, machine::Member)>,
         label: usize,
         most: usize,
-    ) -> Result<Vec<Member>> {
+    ) -> Result<Vec<SemaphoreMember>> {
         let mut members = Vec::new();
         while members.len() < most
             && let Some(row) = rows.next()?
@@ -128,7 +128,12 @@ impl StatsReader<'_> {
             if !self.is_dead(id.client()) {
                 let (host, pid) = (row.get(label + 1)?, row.get(label + 2)?);
                 let label = row.get(label)?;
-                members.push(Member { label, host, pid, ..Member::of(id, &member, self.tx.now) });
+                members.push(SemaphoreMember {
+                    label,
+                    host,
+                    pid,
+                    ..SemaphoreMember::of(id, &member, self.tx.now)
+                });
             }
         }
         Ok(members)

@@ -42,7 +42,7 @@ impl Worker {
         let work = move || work(settings, client, lifeline, socket, &jobs);
         let started = threads::spawn("leasehold-store", work);
         if let Err(error) = &started {
-            event!(error, %error, "permits, locks and leases cannot be acquired");
+            event!(error, %error, "permits, locks and pool leases cannot be acquired");
         }
         let _ = self.jobs.set(started.map(|()| sender));
     }

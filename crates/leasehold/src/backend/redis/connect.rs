@@ -159,7 +159,7 @@ impl Connection {
             }
             _ => return Ok(()),
         };
-        Err(Error::Unusable { what: format!("{what}: {problem}") })
+        Err(Error::Unusable { problem: format!("{what}: {problem}") })
     }
 }
 
@@ -388,7 +388,7 @@ fn check_version(info: &str, is_node: bool) -> Result<(), Error> {
         let what = format!(
             "the server is Redis {version}; the minimum is {major}.{minor}{why}: upgrade it"
         );
-        return Err(Error::Unusable { what });
+        return Err(Error::Unusable { problem: what });
     }
     Ok(())
 }
@@ -405,5 +405,5 @@ fn check_role(what: &str, info: &str, may_change: bool, may_be_written: bool) ->
     if may_change {
         return Err(Error::unavailable(what, false, None));
     }
-    Err(Error::Unusable { what: format!("{what}: connect to the primary") })
+    Err(Error::Unusable { problem: format!("{what}: connect to the primary") })
 }

@@ -127,7 +127,7 @@ pub(super) async fn within<T>(
 /// Maps an error. `what` names the attempt and must not contain a secret. The result contains none either: the text of
 /// a Redis error is kept only where Redis cannot have quoted our credentials in it.
 pub(super) fn translate(what: &str, error: &RedisError) -> Error {
-    let unusable = |why: &str| Error::Unusable { what: format!("{what}: {why}") };
+    let unusable = |why: &str| Error::Unusable { problem: format!("{what}: {why}") };
     match error {
         RedisError::Server(error) => translate_server(what, error),
         RedisError::Io(cause) => distrust(cause).map_or_else(
@@ -143,9 +143,9 @@ pub(super) fn translate(what: &str, error: &RedisError) -> Error {
 /// Maps an error that the server returned: see [`translate`].
 pub(super) fn translate_server(what: &str, error: &ServerError) -> Error {
     const NO_RESP3: &str = "the server does not support HELLO 3: use Redis 6.2 or later, or Valkey";
-    let denied = |why: &str| Error::Denied { what: format!("{what}: {why}") };
-    let no_room = |why: &str| Error::NoRoom { what: format!("{what}: {why}") };
-    let unusable = |why: &str| Error::Unusable { what: format!("{what}: {why}") };
+    let denied = |why: &str| Error::Denied { problem: format!("{what}: {why}") };
+    let no_room = |why: &str| Error::NoRoom { problem: format!("{what}: {why}") };
+    let unusable = |why: &str| Error::Unusable { problem: format!("{what}: {why}") };
     let (code, detail) = error.code_and_detail();
     match code {
         "NOAUTH" => denied("a password is required: put the user and the password into the URL"),

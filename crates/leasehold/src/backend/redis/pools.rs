@@ -126,9 +126,9 @@ async fn members_of(
         let left = topology.query(home, left.collect()).await?;
         for ((pool, instance, last), left) in members.iter().zip(left) {
             pools[*pool].1.push(PoolMember {
-                instance_id: String::from_utf8_lossy(instance).into_owned(),
+                id: String::from_utf8_lossy(instance).into_owned(),
                 silent_for: now.since(stats::time_of(*last, now)),
-                ends_in: stats::read(left).ok().map(Duration::from_millis),
+                expires_in: stats::read(left).ok().map(Duration::from_millis),
             });
         }
     }

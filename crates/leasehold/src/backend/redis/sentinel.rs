@@ -202,7 +202,7 @@ impl Sentinels {
             let text = error.to_string();
             if text.starts_with("ERR unknown command") && !text.contains("HELLO") {
                 let problem = "the server is not a sentinel: use redis:// for a single server";
-                return Error::Unusable { what: format!("{what}: {problem}") };
+                return Error::Unusable { problem: format!("{what}: {problem}") };
             }
             if text.starts_with("ERR No such master") {
                 return unknown(&what, &self.named.service);
@@ -330,7 +330,7 @@ pub(super) async fn moved_from(connected: &ServerSettings, announced: Option<Ann
 fn unknown(what: &str, service: &str) -> Error {
     let problem =
         format!("the sentinel knows no primary {service:?}: use the name from its configuration");
-    Error::Unusable { what: format!("{what}: {problem}") }
+    Error::Unusable { problem: format!("{what}: {problem}") }
 }
 
 /// Reads the addresses from the answer to `SENTINEL SENTINELS`.

@@ -15,7 +15,7 @@ use crate::backend::Slot;
 use crate::callbacks::event;
 use crate::clock::{Span, Time, wall_time};
 use crate::machine::{self, Pace, Pause, Rate, TokenBucket};
-use crate::stats::{Member, Query, SemaphoreStats};
+use crate::stats::{Query, SemaphoreMember as Member, SemaphoreStats};
 use crate::{ClientInfo, Error, Fence};
 
 /// How many names are read at once, and how many members of each in the first page and in later ones. Replies are
@@ -585,8 +585,8 @@ fn member(
         host,
         pid,
         age,
-        ends_in: ends.map(left),
-        ttl_left: ttl.map(left),
+        expires_in: ends.map(left),
+        ttl_ends_in: ttl.map(left),
         silent_for,
         fence,
         weight: number().unwrap_or(1),
@@ -633,10 +633,10 @@ mod tests {
         let held = "5 900000000 30000000 - nightly";
         let renewed = read(Role::Holder, NOW + 18.0, None, Some(held));
         assert_eq!(seconds(renewed.silent_for), Some(12));
-        assert_eq!((seconds(renewed.ends_in), renewed.ttl_left), (Some(18), None));
+        assert_eq!((seconds(renewed.expires_in), renewed.ttl_ends_in), (Some(18), None));
         let limited = read(Role::Holder, NOW + 18.0, Some(NOW + 7.0), Some(held));
         assert_eq!(seconds(limited.silent_for), Some(12));
-        assert_eq!((seconds(limited.ends_in), seconds(limited.ttl_left)), (Some(7), Some(7)));
+        assert_eq!((seconds(limited.expires_in), seconds(limited.ttl_ends_in)), (Some(7), Some(7)));
         // Granted two seconds ago with a wake-up: three of five seconds are left to claim it.
         let unclaimed = "5/1/0/1 998000000 30000000 - nightly";
         let unclaimed = read(Role::Holder, NOW + 3.0, None, Some(unclaimed));
@@ -644,9 +644,9 @@ mod tests {
         // A waiter may be silent for two leases.
         let waits = "- 900000000 30000000 - nightly";
         let waiter = read(Role::Waiter, 900.0, Some(NOW + 45.0), Some(waits));
-        assert_eq!((seconds(waiter.silent_for), waiter.ttl_left), (Some(15), None));
+        assert_eq!((seconds(waiter.silent_for), waiter.ttl_ends_in), (Some(15), None));
         let foreign = read(Role::Holder, NOW + 18.0, None, None);
-        assert_eq!((foreign.silent_for, seconds(foreign.ends_in)), (None, Some(18)));
+        assert_eq!((foreign.silent_for, seconds(foreign.expires_in)), (None, Some(18)));
         for odd in [f64::INFINITY, 1e300] {
             let odd = read(Role::Holder, odd, None, Some("5 1 18446744073709551615 - x"));
             assert!(odd.silent_for.is_some());

@@ -81,7 +81,7 @@ impl StatsReader {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let failed = |error| {
             let what = format!("the runtime for statistics could not be started: {error}");
-            Error::Stopped { what }
+            Error::Stopped { problem: what }
         };
         let (runtime, thread) =
             (DroppedAnywhere(Some(runtime.map_err(failed)?)), self.thread.clone());
@@ -154,7 +154,7 @@ async fn serve(
 pub(super) fn check(topology: &Topology) -> Result<(), Error> {
     if topology.settings().only_reads() {
         let what = "this client is read-only: to make changes, open a client without read_only";
-        return Err(Error::Denied { what: what.to_owned() });
+        return Err(Error::Denied { problem: what.to_owned() });
     }
     Ok(())
 }

@@ -22,7 +22,7 @@ pub(super) fn content(state: &ConsoleState, view: &View) -> Content {
         }
         (about_hidden(state, "pools"))
         (about_actions(view))
-        @if leases == 0 { p.empty { "No lease of a pool is held." } }
+        @if leases == 0 { p.empty { "No pool lease is held." } }
         @else { (table("Leases of pools", &TITLES, &rows(pools, view))) }
         @if leases > SHOWN { p.hint { "and " (leases - SHOWN) " more." } }
     };
@@ -33,14 +33,14 @@ fn rows(pools: &[PoolStats], view: &View) -> Markup {
     let leases = pools.iter().flat_map(|pool| pool.members.iter().map(move |one| (pool, one)));
     html! {
         @for (pool, one) in leases.take(SHOWN) {
-            tr role="row" data-key={ (pool.name) " " (one.instance_id) } {
+            tr role="row" data-key={ (pool.name) " " (one.id) } {
                 th role="rowheader" scope="row" { (text(&pool.name)) }
                 (cell("Instance", &html! {
-                    code { (text(&one.instance_id)) }
+                    code { (text(&one.id)) }
                     @if view.may_act { " " (release(pool, one)) }
                 }))
                 (number("Silent for", ago(one.silent_for)))
-                (number("Lease left", one.ends_in.map_or_else(|| "expired".to_owned(), ago)))
+                (number("Lease left", one.expires_in.map_or_else(|| "expired".to_owned(), ago)))
             }
         }
     }
@@ -52,7 +52,7 @@ fn release(pool: &PoolStats, member: &PoolMember) -> Markup {
             input type="hidden" name="kind" value="pool";
             input type="hidden" name="action" value="release";
             input type="hidden" name="name" value=(pool.name);
-            input type="hidden" name="id" value=(member.instance_id);
+            input type="hidden" name="id" value=(member.id);
             button type="submit" { "Release…" }
         }
     }

@@ -1,6 +1,6 @@
 //! The page of one semaphore: its limits, holders and queue, and why the first waiter waits.
 
-use leasehold::{Member, SemaphoreStats};
+use leasehold::{Semaphore, SemaphoreMember, SemaphoreStats};
 use maud::{Markup, html};
 
 use super::semaphores::badges;
@@ -64,10 +64,10 @@ pub(super) fn content(
 fn limits(one: &SemaphoreStats) -> Markup {
     let limit = match one.capacity {
         0 => "not declared yet".to_owned(),
-        u32::MAX => "none".to_owned(),
+        Semaphore::UNLIMITED => "none".to_owned(),
         capacity => capacity.to_string(),
     };
-    let declared = (one.declared < u32::MAX).then(|| one.declared.to_string());
+    let declared = (one.declared < Semaphore::UNLIMITED).then(|| one.declared.to_string());
     html! {
         dl.facts {
             div { dt { "Limit" } dd { (limit) @if one.pinned.is_some() { ", pinned" } } }
@@ -88,7 +88,7 @@ fn holders(one: &SemaphoreStats, view: &View) -> Markup {
                 (place(holder))
                 (number("Held for", dash(holder.age.map(ago))))
                 (number("Silent for", dash(holder.silent_for.map(ago))))
-                (number("TTL left", dash(holder.ttl_left.map(ago))))
+                (number("TTL left", dash(holder.ttl_ends_in.map(ago))))
                 (number("Units", holder.weight))
                 (number("Slot", dash(holder.slot_number)))
                 (number("Fence", dash(holder.fence)))
@@ -132,13 +132,13 @@ fn left_off(all: usize) -> Markup {
 }
 
 /// Returns the label, or the id if there is none.
-fn who(member: &Member) -> Markup {
+fn who(member: &SemaphoreMember) -> Markup {
     html! {
         th role="rowheader" scope="row" { (text(member.label.as_deref().unwrap_or(&member.id))) }
     }
 }
 
-fn place(member: &Member) -> Markup {
+fn place(member: &SemaphoreMember) -> Markup {
     html! {
         (cell("Host", &optional(member.host.as_deref())))
         (number("Process", dash(member.pid)))
@@ -146,7 +146,7 @@ fn place(member: &Member) -> Markup {
 }
 
 /// The button that releases a holder or cancels a waiter.
-fn end(action: &str, title: &str, name: &str, member: &Member) -> Markup {
+fn end(action: &str, title: &str, name: &str, member: &SemaphoreMember) -> Markup {
     html! {
         form.inline method="get" action="/act" data-confirm {
             input type="hidden" name="action" value=(action);
@@ -170,7 +170,7 @@ fn actions(one: &SemaphoreStats) -> Markup {
     let button = |action: &str, title: &str| {
         html! { button type="submit" name="action" value=(action) { (title) "…" } }
     };
-    let limit = one.capacity.clamp(1, u32::MAX - 1);
+    let limit = one.capacity.clamp(1, Semaphore::UNLIMITED - 1);
     let unused = one.held == 0 && one.waiting == 0;
     html! {
         section.actions aria-labelledby="actions" {
@@ -178,7 +178,7 @@ fn actions(one: &SemaphoreStats) -> Markup {
             div {
                 (form(html! {
                     label for="limit" { "Limit" }
-                    input #limit type="number" name="capacity" min="1" max=(u32::MAX - 1) required value=(limit);
+                    input #limit type="number" name="capacity" min="1" max=(Semaphore::UNLIMITED - 1) required value=(limit);
                     @if one.pinned.is_none() { (button("limit", "Set")) }
                     (button("pin", "Pin"))
                 }))

@@ -20,7 +20,7 @@ pub(super) fn content(state: &ConsoleState, view: &View) -> Content {
     let found: Vec<_> = all.iter().filter(|one| one.name.to_lowercase().contains(&find)).collect();
     let pages = pages(&found, view, "/");
     let (holding, waiting) = all.iter().fold((0_u64, 0_usize), |(held, waiting), one| {
-        (held + u64::from(one.units), waiting + one.waiting)
+        (held + u64::from(one.held_units), waiting + one.waiting)
     });
     let body = html! {
         h1 { "Semaphores" }
@@ -56,7 +56,7 @@ fn new_limits() -> Markup {
                     label for="new-name" { "Name" }
                     input #new-name type="text" name="name" maxlength="512" required autocomplete="off";
                     label for="new-limit" { "Limit" }
-                    input #new-limit type="number" name="capacity" min="1" max=(u32::MAX - 1) value="1";
+                    input #new-limit type="number" name="capacity" min="1" max=(leasehold::Semaphore::UNLIMITED - 1) value="1";
                     button type="submit" name="action" value="limit" { "Set…" }
                     button type="submit" name="action" value="pin" { "Pin…" }
                     button type="submit" name="action" value="pause" { "Pause…" }

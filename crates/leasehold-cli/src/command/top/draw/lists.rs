@@ -32,7 +32,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, view: &mut View, appearance: &Appearan
             _ if all > 0 => format!("none of {all} names contains the filter"),
             Kind::Semaphore => "no semaphore has been used here".to_owned(),
             Kind::Lock => "no lock is held".to_owned(),
-            Kind::Pool => "no lease of a pool is held".to_owned(),
+            Kind::Pool => "no pool lease is held".to_owned(),
         };
         return put(frame, area, 1, Line::raw(appearance.charset.cut(&text, area.width.into())));
     }
@@ -78,7 +78,7 @@ fn semaphores(
         let grants = history.map_or(0.0, History::grants_per_second);
         let mut row = vec![
             appearance.clean(&one.name),
-            one.units.to_string(),
+            one.held_units.to_string(),
             capacity(one),
             one.waiting.to_string(),
             or_dash(one.oldest_wait.map(ago)),
@@ -98,8 +98,7 @@ fn semaphores(
 }
 
 fn capacity(one: &SemaphoreStats) -> String {
-    let limited = (1..u32::MAX).contains(&one.capacity);
-    or_dash(limited.then(|| one.capacity.to_string()))
+    or_dash(one.limited_to().map(|limit| limit.to_string()))
 }
 
 /// Describes pins, pauses and rates.
@@ -125,7 +124,7 @@ fn locks(snapshot: &Snapshot, shown: &[usize], appearance: &Appearance) -> Grid 
     ];
     let now = SystemTime::now();
     let row = |lock: &LockInfo| {
-        let (held_for, ends_in) = list::spans(lock, now);
+        let (held_for, expires_in) = list::spans(lock, now);
         let info = &lock;
         vec![
             appearance.clean(&lock.key),
@@ -133,7 +132,7 @@ fn locks(snapshot: &Snapshot, shown: &[usize], appearance: &Appearance) -> Grid 
             appearance.clean(&text(info.host.as_deref())),
             or_dash(info.pid.map(|pid| pid.to_string())),
             ago(held_for),
-            ago(ends_in),
+            ago(expires_in),
             info.fence.to_string(),
         ]
     };
@@ -152,7 +151,7 @@ fn pools(snapshot: &Snapshot, shown: &[usize], appearance: &Appearance) -> Grid 
             appearance.clean(&pool.name),
             pool.members.len().to_string(),
             or_dash(list::longest_silence(pool).map(ago)),
-            or_dash(pool.members.iter().filter_map(|one| one.ends_in).min().map(ago)),
+            or_dash(pool.members.iter().filter_map(|one| one.expires_in).min().map(ago)),
         ]
     };
     Grid { columns, rows: shown.iter().map(|at| row(&snapshot.pools[*at])).collect() }

@@ -71,7 +71,7 @@ fn not_a_cluster(what: &str, info: &ServerSettings, error: &RedisError) -> Error
     match error {
         RedisError::Server(error) if error.to_string().contains("cluster support disabled") => {
             let problem = format!("the server is not a cluster node: use {info}");
-            Error::Unusable { what: format!("{what}: {problem}") }
+            Error::Unusable { problem: format!("{what}: {problem}") }
         }
         error => translate(what, error),
     }
