@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use torture::driver::{Crowded, Listed};
 
 use super::*;
+use crate::client_core::timing::scatter;
 use crate::machine::Reply;
 use crate::machine::{Circumstances, Command, Effects, Held, Machine, Outcome, Rate};
 
@@ -22,6 +23,8 @@ pub(super) struct Store {
     pub(super) listening: BTreeMap<ClientId, (usize, u64)>,
     /// By how much its clock was set forward, or back.
     pub(super) ahead: i64,
+    /// The number of requests that it has served, by which it refuses some.
+    requests: u64,
     /// Until when it serves nobody.
     pub(super) frozen_until: Micros,
     pub(super) down: bool,
@@ -94,6 +97,15 @@ impl Store {
         now: Time,
         at: Micros,
     ) -> Applied {
+        self.requests += 1;
+        let chance = scatter(self.requests);
+        // The small scripts of Redis refuse commands of one kind, and leave them to a later request.
+        let is_refused = |command: &Command| match command {
+            Command::Enqueue { .. } => chance.is_multiple_of(8),
+            Command::Release { .. } => (chance / 8).is_multiple_of(8),
+            Command::Renew { .. } => (chance / 64).is_multiple_of(8),
+            Command::ChangeLimits { .. } | Command::Sweep => false,
+        };
         let machine = &mut self.machines[thing];
         let listening = &self.listening;
         let mut woken = Vec::new();
@@ -110,6 +122,9 @@ impl Store {
             effects: &mut effects,
         };
         let mut apply = |command: &Command| {
+            if from != OPERATOR && is_refused(command) {
+                return Outcome::Unapplied;
+            }
             let Ok(outcome) = machine.apply(command, &mut call);
             outcome
         };
