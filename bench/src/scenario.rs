@@ -79,7 +79,7 @@ pub(crate) static SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "fleet",
         about: "semaphores on Redis: many clients, each a process with one task",
-        expected: (32, 150),
+        expected: (40, 160),
         steps: 5,
         repeated: true,
         run: fleet::run,
