@@ -9,6 +9,7 @@ mod bench;
 mod contender;
 mod contender_set;
 mod driver;
+mod etcd_server;
 mod host;
 mod plot;
 mod plots;

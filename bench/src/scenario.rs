@@ -87,7 +87,7 @@ pub(crate) static SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "locks",
         about: "locks on Redis: acquire and release, each task a key of its own",
-        expected: (13, 210),
+        expected: (22, 240),
         steps: 3,
         repeated: true,
         run: pairs::locks,
@@ -95,7 +95,7 @@ pub(crate) static SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "handoff",
         about: "from the release in one process until the next one runs in another",
-        expected: (26, 400),
+        expected: (29, 450),
         steps: 24,
         repeated: true,
         run: handoff::run,

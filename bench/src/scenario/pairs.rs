@@ -5,8 +5,8 @@ use std::time::Duration;
 use super::{NANOS, RATE};
 use crate::bench::Bench;
 use crate::contender::{
-    EVALSHA, LOCK, POTTERY, PYTHON_REDIS_LOCK, REDIS_MUTEX, REDIS_PY, REDIS_SEMAPHORE, REDLOCK,
-    RSLOCK, SEMAPHORE,
+    ETCD, EVALSHA, LOCK, POTTERY, PYTHON_REDIS_LOCK, REDIS_MUTEX, REDIS_PY, REDIS_SEMAPHORE,
+    REDLOCK, RSLOCK, SEMAPHORE,
 };
 use crate::contender_set::ContenderSet;
 use crate::driver::Driver;
@@ -66,6 +66,7 @@ pub(super) fn locks(bench: &mut Bench) {
         &REDIS_PY,
         &PYTHON_REDIS_LOCK,
         &POTTERY,
+        &ETCD,
     ]);
     for tasks in [1, 50, 200] {
         if bench.quick && tasks == 50 {
