@@ -212,6 +212,13 @@ pub(crate) const BARS: &[Bar] = &[
         "×",
     ),
     at_most(
+        "command/redis/trips",
+        "command-on-redis",
+        "round trips of `leasehold run` to Redis before its child starts",
+        4.0,
+        "",
+    ),
+    at_most(
         "commands/share",
         "commands",
         "share of a core for 400 commands that wait on one host",

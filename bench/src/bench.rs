@@ -74,7 +74,7 @@ impl Bench {
             self.trouble("the scenario", why.to_owned());
         }
         self.progress.say(&format!(
-            "{:<10} {:>5.1} s",
+            "{:<16} {:>5.1} s",
             scenario.name,
             self.scenario_begun.elapsed().as_secs_f64()
         ));
@@ -146,6 +146,11 @@ impl Bench {
         value: f64,
     ) {
         self.report.add(self.scenario.name, what, contender, kind, value);
+    }
+
+    /// Adds a note below the table of the scenario, one per subject.
+    pub(crate) fn note(&mut self, note: String) {
+        self.report.note(self.scenario.name, note);
     }
 
     pub(crate) fn sample(&self, what: &str, contender: &str) -> Sample {

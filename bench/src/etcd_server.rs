@@ -66,6 +66,10 @@ impl EtcdServer {
         Ok(server)
     }
 
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
     pub(crate) fn url(&self) -> String {
         format!("http://{}:{}", Ipv4Addr::LOCALHOST, self.port)
     }

@@ -2,6 +2,7 @@
 
 mod cluster;
 pub(crate) mod command;
+mod command_on_redis;
 mod commands;
 mod contention;
 mod crowd;
@@ -195,6 +196,14 @@ pub(crate) static SCENARIOS: &[Scenario] = &[
         steps: 4,
         repeated: false,
         run: command::run,
+    },
+    Scenario {
+        name: "command-on-redis",
+        about: "the command on Redis, against a script with redis-cli, etcdctl and flock",
+        expected: (25, 150),
+        steps: 6,
+        repeated: true,
+        run: command_on_redis::run,
     },
     Scenario {
         name: "commands",
