@@ -57,6 +57,13 @@ pub(crate) const BARS: &[Bar] = &[
         "bytes",
     ),
     at_least("pairs/1/peer", "pairs", "pairs, 1 name, 1 task, of redis-semaphore's", 1.0, "×"),
+    at_most(
+        "pairs/1/server",
+        "pairs",
+        "server CPU of an uncontended pair, 1 task, against redis-semaphore's",
+        1.7,
+        "×",
+    ),
     at_least("pairs/256", "pairs", "pairs, 1 name, 256 tasks, capacity 256, of EVALSHA", 0.3, "×"),
     at_least(
         "pairs/256/peer",
@@ -90,13 +97,6 @@ pub(crate) const BARS: &[Bar] = &[
         "fleet",
         "server time of an uncontended pair, in commands, against redis-semaphore's",
         2.2,
-        "×",
-    ),
-    at_most(
-        "fleet/server/cpu",
-        "fleet",
-        "server CPU of an uncontended pair, against redis-semaphore's",
-        1.7,
         "×",
     ),
     at_least("locks/200", "locks", "lock pairs, 200 tasks and keys, of EVALSHA", 0.2, "×"),

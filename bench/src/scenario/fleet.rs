@@ -90,7 +90,6 @@ pub(super) fn run(bench: &mut Bench) {
         ("fleet/one", Fleet::OneName(50).pairs()),
         ("fleet/each", Fleet::NameEach(50).pairs()),
         ("fleet/server", Fleet::NameEach(1).server_time()),
-        ("fleet/server/cpu", Fleet::NameEach(1).server_cpu()),
     ] {
         bench.judge_ratio(bar, &what, SEMAPHORE.name, REDIS_SEMAPHORE.name);
     }
