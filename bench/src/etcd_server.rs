@@ -13,10 +13,14 @@ const ATTEMPTS: usize = 5;
 const START: Duration = Duration::from_secs(15);
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
+/// Ends the server and removes its folder if the bench is killed, which closes the input.
+const WATCHDOG: &str = r#"read -r _; kill -9 "$1"; rm -rf "$2""#;
+
 /// A cluster of one member on loopback, with etcd's defaults: it calls fsync before it answers a write. It is killed
 /// when this is dropped.
 pub(crate) struct EtcdServer {
     child: Child,
+    watchdog: Child,
     port: u16,
     /// Removed after the server has ended.
     _folder: TempDir,
@@ -52,7 +56,14 @@ impl EtcdServer {
             .stderr(Stdio::null())
             .spawn()
             .map_err(text)?;
-        let mut server = Self { child, port, _folder: folder };
+        let pid = child.id().to_string();
+        let watchdog = Command::new("sh")
+            .args(["-c", WATCHDOG, "watchdog", &pid])
+            .arg(folder.path())
+            .stdin(Stdio::piped())
+            .spawn()
+            .map_err(text)?;
+        let mut server = Self { child, watchdog, port, _folder: folder };
         let begun = Instant::now();
         while !server.is_healthy() {
             if let Ok(Some(status)) = server.child.try_wait() {
@@ -90,8 +101,11 @@ impl EtcdServer {
 
 impl Drop for EtcdServer {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        // The watchdog first: once the server is reaped, its pid may belong to another process.
+        for process in [&mut self.watchdog, &mut self.child] {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
     }
 }
 
