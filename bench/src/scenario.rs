@@ -192,7 +192,7 @@ pub(crate) static SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "command",
         about: "the command on one host, against flock and GNU sem",
-        expected: (6, 60),
+        expected: (8, 60),
         steps: 4,
         repeated: false,
         run: command::run,
