@@ -32,7 +32,7 @@ const fn at_least(
 }
 
 pub(crate) const BARS: &[Bar] = &[
-    at_most("memory/pair", "memory", "in memory: uncontended pair, against tokio", 2.5, "×"),
+    at_most("memory/pair", "memory", "in memory: uncontended pair, against tokio", 2.0, "×"),
     at_most(
         "memory/100/one",
         "memory",
@@ -57,6 +57,13 @@ pub(crate) const BARS: &[Bar] = &[
         "bytes",
     ),
     at_least("pairs/1/peer", "pairs", "pairs, 1 name, 1 task, of redis-semaphore's", 1.0, "×"),
+    at_most(
+        "pairs/1/server",
+        "pairs",
+        "server CPU of an uncontended pair, 1 task, against redis-semaphore's",
+        1.7,
+        "×",
+    ),
     at_least("pairs/256", "pairs", "pairs, 1 name, 256 tasks, capacity 256, of EVALSHA", 0.3, "×"),
     at_least(
         "pairs/256/peer",
@@ -71,21 +78,30 @@ pub(crate) const BARS: &[Bar] = &[
         "pairs/1000/peer",
         "pairs",
         "pairs, 1,000 names, 256 tasks, of redis-semaphore's",
-        1.2,
+        1.3,
         "×",
     ),
+    at_most(
+        "pairs/1000/server",
+        "pairs",
+        "server CPU of a pair, 1,000 names, 256 tasks, against redis-semaphore's",
+        2.0,
+        "×",
+    ),
+    at_least("fleet/10/one", "fleet", "10 clients, one name, of redis-semaphore's", 1.0, "×"),
+    at_least("fleet/10/each", "fleet", "10 clients, a name each, of redis-semaphore's", 1.0, "×"),
     at_least("fleet/one", "fleet", "50 clients, one name, of redis-semaphore's", 1.0, "×"),
     at_least("fleet/each", "fleet", "50 clients, a name each, of redis-semaphore's", 1.0, "×"),
     at_most(
         "fleet/server",
         "fleet",
-        "server time of an uncontended pair, against redis-semaphore's",
-        1.2,
+        "server time of an uncontended pair, in commands, against redis-semaphore's",
+        2.2,
         "×",
     ),
     at_least("locks/200", "locks", "lock pairs, 200 tasks and keys, of EVALSHA", 0.2, "×"),
     at_least("locks/200/peer", "locks", "lock pairs, 200 tasks and keys, of rslock's", 0.75, "×"),
-    at_most("handoff/p50", "handoff", "hand-off, 20 waiters, p50, against PING's", 2.6, "×"),
+    at_most("handoff/p50", "handoff", "hand-off, 20 waiters, p50, against PING's", 2.4, "×"),
     at_most("handoff/p99", "handoff", "hand-off, 20 waiters, p99, against PING's", 4.0, "×"),
     at_least(
         "handoff/p50/peer",
@@ -194,6 +210,13 @@ pub(crate) const BARS: &[Bar] = &[
         "hand-off between commands on one host, p99, against `flock`'s",
         2.0,
         "×",
+    ),
+    at_most(
+        "command/redis/trips",
+        "command-on-redis",
+        "round trips of `leasehold run` to Redis before its child starts",
+        4.0,
+        "",
     ),
     at_most(
         "commands/share",

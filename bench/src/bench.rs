@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 use testkit::redis_server::RedisServer;
 use tokio::runtime::Runtime;
 
+use crate::contender::{Contender, ETCD};
+use crate::etcd_server::{self, EtcdServer};
 use crate::host;
 use crate::progress::Progress;
 use crate::report::{Better, Report};
@@ -18,6 +20,8 @@ pub(crate) struct Bench {
     pub(crate) url: String,
     /// Our own server. `None` if the run measures on a given store.
     pub(crate) server: Option<RedisServer>,
+    /// Started when a contender of the scenario needs it.
+    etcd: Option<EtcdServer>,
     pub(crate) report: Report,
     pub(crate) runtime: Runtime,
     progress: Progress,
@@ -46,6 +50,7 @@ impl Bench {
             quick,
             url,
             server,
+            etcd: None,
             report,
             runtime,
             progress: Progress::new(seconds),
@@ -69,7 +74,7 @@ impl Bench {
             self.trouble("the scenario", why.to_owned());
         }
         self.progress.say(&format!(
-            "{:<10} {:>5.1} s",
+            "{:<16} {:>5.1} s",
             scenario.name,
             self.scenario_begun.elapsed().as_secs_f64()
         ));
@@ -79,6 +84,8 @@ impl Bench {
                 redis::cmd("FLUSHALL").query(&mut server.connection());
             flushed.expect("a server of our own obeys");
         }
+        // So that it uses no processor time in the other scenarios.
+        self.etcd = None;
     }
 
     pub(crate) fn finish(mut self) -> Report {
@@ -141,6 +148,11 @@ impl Bench {
         self.report.add(self.scenario.name, what, contender, kind, value);
     }
 
+    /// Adds a note below the table of the scenario, one per subject.
+    pub(crate) fn note(&mut self, note: String) {
+        self.report.note(self.scenario.name, note);
+    }
+
     pub(crate) fn sample(&self, what: &str, contender: &str) -> Sample {
         self.report.sample(self.scenario.name, what, contender)
     }
@@ -155,6 +167,26 @@ impl Bench {
     pub(crate) fn trouble(&mut self, contender: &str, why: String) {
         self.progress.say(&format!("{}, {contender}: {why}", self.scenario.name));
         self.report.trouble(self.scenario.name, contender, why);
+    }
+
+    /// Returns the URL of the server of this contender.
+    pub(crate) fn url_of(&mut self, contender: &Contender) -> Result<String, String> {
+        if *contender == ETCD { Ok(self.etcd()?.url()) } else { Ok(self.url.clone()) }
+    }
+
+    /// Returns etcd, which is started if it does not run.
+    pub(crate) fn etcd(&mut self) -> Result<&EtcdServer, String> {
+        if self.server.is_none() {
+            return Err("etcd is on this host, unlike the given store".to_owned());
+        }
+        if self.etcd.is_none() {
+            let about = etcd_server::describe()?;
+            if !self.report.about.contains(&about) {
+                self.report.about.push(about);
+            }
+            self.etcd = Some(EtcdServer::start()?);
+        }
+        Ok(self.etcd.as_ref().expect("it was just started"))
     }
 
     /// Returns a plain connection to the store.

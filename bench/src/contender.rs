@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A contender that is measured on Redis. Each is a separate process that speaks the line protocol of
+/// A contender that is measured on a server. Each is a separate process that speaks the line protocol of
 /// `peers/PROTOCOL.md`.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Contender {
@@ -16,6 +16,8 @@ enum Runtime {
     Rust,
     /// The same program as `Rust`, built with the feature `metrics`.
     Metered,
+    /// A program of its own, in `peers/etcd`.
+    Etcd,
     Node,
     /// One thread a task.
     Python,
@@ -29,6 +31,10 @@ const fn rust(name: &'static str) -> Contender {
 
 const fn metered(name: &'static str) -> Contender {
     Contender { name, runtime: Runtime::Metered }
+}
+
+const fn etcd(name: &'static str) -> Contender {
+    Contender { name, runtime: Runtime::Etcd }
 }
 
 const fn node(name: &'static str) -> Contender {
@@ -58,6 +64,8 @@ pub(crate) const TOKIO: Contender = rust("tokio");
 pub(crate) const IDLE: Contender = rust("an idle task");
 pub(crate) const EVALSHA: Contender = rust("EVALSHA");
 pub(crate) const RSLOCK: Contender = rust("rslock");
+/// etcd's lock service, with its client in Rust.
+pub(crate) const ETCD: Contender = etcd("etcd");
 pub(crate) const REDIS_SEMAPHORE: Contender = node("redis-semaphore");
 pub(crate) const REDIS_MUTEX: Contender = node("redis-semaphore mutex");
 pub(crate) const REDLOCK: Contender = node("redlock");
@@ -74,7 +82,7 @@ pub(crate) const ASYNCIO: Contender = asyncio("asyncio.Semaphore");
 /// The name of `PING` in the tables. The bench sends it itself.
 pub(crate) const PING: &str = "PING";
 
-/// Every contender that can wait for a lock, or for a permit of a semaphore of one, which is the same for this purpose.
+/// Every contender on Redis that can wait for a lock, or for a permit of a semaphore of one, which is the same for this purpose.
 pub(crate) const WAITING: &[&Contender] = &[
     &SEMAPHORE,
     &LOCK,
@@ -99,7 +107,7 @@ pub(crate) fn is_limit(name: &str) -> bool {
 /// Returns the name for a table, with the language if it is not ours.
 pub(crate) fn label(name: &str) -> String {
     match name {
-        "rslock" => format!("{name} (Rust)"),
+        "rslock" | "etcd" => format!("{name} (Rust)"),
         "redis-semaphore" | "redis-semaphore mutex" | "redlock" => format!("{name} (Node)"),
         "redis-py"
         | "python-redis-lock"
@@ -145,6 +153,14 @@ impl Contender {
                     return Err("not built: bench/run does that".to_owned());
                 }
                 (program, Some("driver".into()))
+            }
+            Runtime::Etcd => {
+                let this_program = std::env::current_exe().map_err(|why| why.to_string())?;
+                let program = this_program.with_file_name("etcd").join("release/etcd-driver");
+                if !program.exists() {
+                    return Err("not built: bench/run does that, if there is a `protoc`".to_owned());
+                }
+                (program, None)
             }
             Runtime::Python | Runtime::Asyncio => {
                 let python = bench.join(".venv/bin/python");

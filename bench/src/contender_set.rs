@@ -70,7 +70,7 @@ impl Member {
         let driver = match &mut self.driver {
             Some(driver) => driver,
             none => {
-                let mut driver = Driver::start(self.contender, &bench.url)?;
+                let mut driver = Driver::start(self.contender, &bench.url_of(self.contender)?)?;
                 if let Some(request) = self.contender.warm_up(&bench.name()) {
                     driver.call(&request, WARM_UP)?;
                 }

@@ -19,6 +19,7 @@ const START: Duration = Duration::from_secs(15);
 /// A process that speaks the line protocol. It is killed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Driver {
+    contender: &'static str,
     child: Child,
     input: ChildStdin,
     lines: Receiver<String>,
@@ -50,9 +51,14 @@ impl Driver {
                 }
             }
         });
-        let mut driver = Self { child, input, lines };
+        let mut driver = Self { contender: contender.name, child, input, lines };
         driver.answer(START)?;
         Ok(driver)
+    }
+
+    /// Returns the name of the contender.
+    pub(crate) fn contender(&self) -> &'static str {
+        self.contender
     }
 
     /// Sends a request without waiting for its answer.

@@ -9,6 +9,7 @@ mod bench;
 mod contender;
 mod contender_set;
 mod driver;
+mod etcd_server;
 mod host;
 mod plot;
 mod plots;
@@ -17,6 +18,7 @@ mod report;
 mod sample;
 mod scenario;
 mod server_time;
+mod wire_log;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -62,7 +64,7 @@ fn main() -> ExitCode {
 fn measure(arguments: Arguments) -> ExitCode {
     if arguments.list {
         for scenario in SCENARIOS {
-            println!("{:<10} {}", scenario.name, scenario.about);
+            println!("{:<16} {}", scenario.name, scenario.about);
         }
         return ExitCode::SUCCESS;
     }

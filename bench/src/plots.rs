@@ -28,6 +28,7 @@ pub(crate) fn draw(
         queue(report),
         in_process(report),
         command(report),
+        command_on_redis(report),
     ];
     let mut drawn = Vec::new();
     for plot in plots.into_iter().flatten() {
@@ -343,5 +344,23 @@ fn command(report: &Report) -> Option<Plot> {
         axis: "wall time around a child that does nothing".to_owned(),
         unit: "ns",
         kind: Kind::Rows(rows),
+    })
+}
+
+fn command_on_redis(report: &Report) -> Option<Plot> {
+    let scenario = "command-on-redis";
+    let (p50, p99) = ("a child that does nothing, p50", "a child that does nothing, p99");
+    let median = |name: &str| report.sample(scenario, p50, name).median();
+    let (ours, script) = (median("leasehold run"), median("redis-cli in a script"));
+    (ours.is_finite() && script.is_finite()).then(|| Plot {
+        file: "command-on-redis.svg",
+        title: format!(
+            "`leasehold run` on Redis takes {}, {} × a script with redis-cli",
+            formatted(ours, "ns"),
+            digits(ours / script)
+        ),
+        axis: "wall time around a child that does nothing (dot: p50; bar: to p99)".to_owned(),
+        unit: "ns",
+        kind: Kind::Rows(rows_to(report, scenario, p50, p99)),
     })
 }

@@ -2,6 +2,7 @@
 
 mod cluster;
 pub(crate) mod command;
+mod command_on_redis;
 mod commands;
 mod contention;
 mod crowd;
@@ -79,7 +80,7 @@ pub(crate) static SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "fleet",
         about: "semaphores on Redis: many clients, each a process with one task",
-        expected: (32, 150),
+        expected: (40, 160),
         steps: 5,
         repeated: true,
         run: fleet::run,
@@ -87,7 +88,7 @@ pub(crate) static SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "locks",
         about: "locks on Redis: acquire and release, each task a key of its own",
-        expected: (13, 210),
+        expected: (22, 240),
         steps: 3,
         repeated: true,
         run: pairs::locks,
@@ -95,7 +96,7 @@ pub(crate) static SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "handoff",
         about: "from the release in one process until the next one runs in another",
-        expected: (26, 400),
+        expected: (29, 450),
         steps: 24,
         repeated: true,
         run: handoff::run,
@@ -191,10 +192,18 @@ pub(crate) static SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "command",
         about: "the command on one host, against flock and GNU sem",
-        expected: (6, 60),
+        expected: (8, 60),
         steps: 4,
         repeated: false,
         run: command::run,
+    },
+    Scenario {
+        name: "command-on-redis",
+        about: "the command on Redis, against a script with redis-cli, etcdctl and flock",
+        expected: (25, 150),
+        steps: 6,
+        repeated: true,
+        run: command_on_redis::run,
     },
     Scenario {
         name: "commands",

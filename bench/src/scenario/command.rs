@@ -16,15 +16,29 @@ pub(super) const NAME: &str = "x";
 /// How many processes compete at once, and how long each holds.
 const PROCESSES: usize = 8;
 const HOLD_MS: &str = "5";
-const FLOCK: &str = "flock";
+pub(super) const FLOCK: &str = "flock";
+const SEM: &str = "GNU sem";
 
 /// A tool that runs a command under one permit.
 pub(super) struct Tool {
-    name: &'static str,
+    pub(super) name: &'static str,
     words: Vec<String>,
 }
 
 impl Tool {
+    pub(super) fn new(name: &'static str, words: &[&str]) -> Self {
+        Self { name, words: words.iter().map(|word| (*word).to_owned()).collect() }
+    }
+
+    /// Runs a child that does nothing. Fails if the tool does not work.
+    pub(super) fn check(&self, folder: &Path) -> Result<(), String> {
+        match self.command(folder, &["true"]).status() {
+            Ok(status) if status.success() => Ok(()),
+            Ok(status) => Err(format!("does not work: {status}")),
+            Err(why) => Err(format!("could not be run: {why}")),
+        }
+    }
+
     pub(super) fn command(&self, folder: &Path, child: &[&str]) -> Command {
         let mut command = Command::new(&self.words[0]);
         command.args(&self.words[1..]).args(child);
@@ -66,18 +80,14 @@ fn tools(bench: &mut Bench, folder: &Path) -> Vec<Tool> {
     let lock = folder.join("flock").display().to_string();
     let candidates = [
         ours(folder),
-        Tool { name: FLOCK, words: words(&["flock", &lock]) },
-        Tool { name: "GNU sem", words: words(&["sem", "--fg", "--id", "x", "-j1"]) },
+        Tool::new(FLOCK, &["flock", &lock]),
+        Tool::new(SEM, &["sem", "--fg", "--id", "x", "-j1"]),
     ];
     let mut there = Vec::new();
     for tool in candidates {
-        match tool.command(folder, &["true"]).status() {
-            Ok(status) if status.success() => there.push(tool),
-            Ok(status) if tool.name == OURS => {
-                bench.trouble(OURS, format!("not built yet ({status})"));
-            }
-            Ok(status) => bench.trouble(tool.name, format!("does not work: {status}")),
-            Err(why) => bench.trouble(tool.name, format!("could not be run: {why}")),
+        match tool.check(folder) {
+            Ok(()) => there.push(tool),
+            Err(why) => bench.trouble(tool.name, why),
         }
     }
     there
@@ -87,19 +97,15 @@ fn tools(bench: &mut Bench, folder: &Path) -> Vec<Tool> {
 pub(super) fn ours(folder: &Path) -> Tool {
     let store = format!("sqlite:{}", database(folder).display());
     let binary = binary().display().to_string();
-    Tool { name: OURS, words: words(&[&binary, "run", "--store", &store, "-n", "1", NAME, "--"]) }
+    Tool::new(OURS, &[&binary, "run", "--store", &store, "-n", "1", NAME, "--"])
 }
 
 pub(super) fn database(folder: &Path) -> PathBuf {
     folder.join("leases.db")
 }
 
-fn words(words: &[&str]) -> Vec<String> {
-    words.iter().map(|word| (*word).to_owned()).collect()
-}
-
 /// Returns the path of our command: beside this program in the target folder, unless the environment names another.
-fn binary() -> PathBuf {
+pub(super) fn binary() -> PathBuf {
     let beside = || std::env::current_exe().map(|bench| bench.with_file_name("leasehold"));
     std::env::var_os("LEASEHOLD_BIN").map_or_else(|| beside().unwrap_or_default(), PathBuf::from)
 }
@@ -107,11 +113,15 @@ fn binary() -> PathBuf {
 /// Measures the whole run of a tool whose child does nothing.
 fn start_up(bench: &mut Bench, tools: &[Tool], folder: &Path) {
     bench.step("start-up");
-    let times = if bench.quick { 5 } else { 20 };
-    let version = Tool { name: "", words: vec![binary().display().to_string()] };
-    let nothing = Tool { name: "", words: vec!["true".to_owned()] };
-    for _ in 0..times {
+    let times = if bench.quick { 20 } else { 60 };
+    let version = Tool::new("", &[&binary().display().to_string()]);
+    let nothing = Tool::new("", &["true"]);
+    for round in 0..times {
         for tool in tools {
+            // It takes a hundred times as long as flock.
+            if tool.name == SEM && round % 4 > 0 {
+                continue;
+            }
             let nanos = wall(tool.command(folder, &["true"]));
             bench.add("a child that does nothing", tool.name, NANOS, nanos);
         }
@@ -125,7 +135,7 @@ fn start_up(bench: &mut Bench, tools: &[Tool], folder: &Path) {
     bench.judge_ratio("command/flock", "a child that does nothing", OURS, FLOCK);
 }
 
-fn wall(mut command: Command) -> f64 {
+pub(super) fn wall(mut command: Command) -> f64 {
     let begun = Instant::now();
     // Tools that fail were left out before. A tool that cannot be started shows in the time.
     let _ = command.status();
@@ -133,7 +143,7 @@ fn wall(mut command: Command) -> f64 {
 }
 
 /// Measures as many hand-offs as there is time for, and at least those of one burst of processes.
-fn hand_offs(tool: &Tool, folder: &Path, time: Duration) -> Result<Sample, String> {
+pub(super) fn hand_offs(tool: &Tool, folder: &Path, time: Duration) -> Result<Sample, String> {
     let (begun, mut delays) = (Instant::now(), Sample::default());
     while delays.is_empty() || begun.elapsed() < time {
         delays.0.extend(burst(tool, folder)?);
@@ -144,9 +154,8 @@ fn hand_offs(tool: &Tool, folder: &Path, time: Duration) -> Result<Sample, Strin
 /// Returns the times from the end of one child to the start of the next, while several wait.
 fn burst(tool: &Tool, folder: &Path) -> Result<Vec<f64>, String> {
     let stamps = folder.join(format!("stamps-{}", tool.name.replace(' ', "-")));
-    let (stamps_text, ourselves) = (stamps.display().to_string(), std::env::current_exe());
-    let ourselves = ourselves.map_err(|why| why.to_string())?.display().to_string();
-    let child = [ourselves.as_str(), "stamp", &stamps_text, HOLD_MS];
+    let child = stamping_child(&stamps, HOLD_MS)?;
+    let child: Vec<_> = child.iter().map(String::as_str).collect();
     let started: Result<Vec<_>, _> =
         (0..PROCESSES).map(|_| tool.command(folder, &child).spawn()).collect();
     let mut running = started.map_err(|why| why.to_string())?;
@@ -160,7 +169,23 @@ fn burst(tool: &Tool, folder: &Path) -> Result<Vec<f64>, String> {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
-    let text = std::fs::read_to_string(&stamps).map_err(|why| why.to_string())?;
+    let held = take_stamps(&stamps)?;
+    if held.len() < PROCESSES {
+        return Err(format!("only {} of {PROCESSES} processes ran", held.len()));
+    }
+    Ok(held.windows(2).map(|two| contention::between(two[0].1, two[1].0)).collect())
+}
+
+/// Returns a child that runs for so many milliseconds, and records in a file when that was.
+pub(super) fn stamping_child(stamps: &Path, hold_ms: &str) -> Result<[String; 4], String> {
+    let ourselves = std::env::current_exe().map_err(|why| why.to_string())?;
+    let [ourselves, stamps] = [ourselves.as_path(), stamps].map(|path| path.display().to_string());
+    Ok([ourselves, "stamp".to_owned(), stamps, hold_ms.to_owned()])
+}
+
+/// Returns from when to when each child ran, in order, and removes the file.
+pub(super) fn take_stamps(stamps: &Path) -> Result<Vec<(u64, u64)>, String> {
+    let text = std::fs::read_to_string(stamps).map_err(|why| why.to_string())?;
     std::fs::remove_file(stamps).map_err(|why| why.to_string())?;
     let mut held: Vec<(u64, u64)> = text
         .lines()
@@ -168,10 +193,7 @@ fn burst(tool: &Tool, folder: &Path) -> Result<Vec<f64>, String> {
         .filter_map(|(from, to)| Some((from.parse().ok()?, to.parse().ok()?)))
         .collect();
     held.sort_unstable();
-    if held.len() < PROCESSES {
-        return Err(format!("only {} of {PROCESSES} processes ran", held.len()));
-    }
-    Ok(held.windows(2).map(|two| contention::between(two[0].1, two[1].0)).collect())
+    Ok(held)
 }
 
 /// The child: records in a file from when to when it ran.

@@ -51,6 +51,10 @@ impl Fleet {
     fn server_time(self) -> String {
         format!("{}, server time of a pair", self.pairs())
     }
+
+    fn server_cpu(self) -> String {
+        format!("{}, server CPU of a pair", self.pairs())
+    }
 }
 
 pub(crate) fn pairs_with_a_name_each(clients: u32) -> String {
@@ -71,23 +75,34 @@ pub(super) fn run(bench: &mut Bench) {
         rounds += 1;
         for fleet in FLEETS {
             bench.step(&format!("{}, round {rounds}", fleet.pairs()));
-            if bench.quick && fleet.clients() == 10 {
-                continue;
-            }
             for member in &mut members {
-                let Some((rate, nanos)) = member.measure(bench, fleet) else { continue };
-                bench.add(&fleet.pairs(), member.contender.name, RATE, rate);
-                bench.add(&fleet.server_time(), member.contender.name, NANOS, nanos);
+                let Some(pairs) = member.measure(bench, fleet) else { continue };
+                let name = member.contender.name;
+                bench.add(&fleet.pairs(), name, RATE, pairs.rate);
+                bench.add(&fleet.server_time(), name, NANOS, pairs.server_time);
+                bench.add(&fleet.server_cpu(), name, NANOS, pairs.server_cpu);
             }
         }
     }
     for (bar, what) in [
+        ("fleet/10/one", Fleet::OneName(10).pairs()),
+        ("fleet/10/each", Fleet::NameEach(10).pairs()),
         ("fleet/one", Fleet::OneName(50).pairs()),
         ("fleet/each", Fleet::NameEach(50).pairs()),
         ("fleet/server", Fleet::NameEach(1).server_time()),
     ] {
         bench.judge_ratio(bar, &what, SEMAPHORE.name, REDIS_SEMAPHORE.name);
     }
+}
+
+/// The pairs of one measurement.
+struct Pairs {
+    /// The pairs per second of all clients together.
+    rate: f64,
+    /// The nanoseconds that the server's commands took for a pair.
+    server_time: f64,
+    /// The nanoseconds of a processor that the server used for a pair.
+    server_cpu: f64,
 }
 
 /// A contender and its processes. After a failure it is left out, so that rounds stay comparable.
@@ -115,9 +130,8 @@ impl Member {
         self.drivers.iter_mut().try_for_each(|driver| driver.answer(WARM_UP).map(drop))
     }
 
-    /// Returns the pairs per second of all clients together, and the server's time for one pair in nanoseconds. `None`
-    /// if the contender does not take part.
-    fn measure(&mut self, bench: &mut Bench, fleet: Fleet) -> Option<(f64, f64)> {
+    /// Returns `None` if the contender does not take part.
+    fn measure(&mut self, bench: &mut Bench, fleet: Fleet) -> Option<Pairs> {
         if self.failed || !fleet.suits(self.contender) {
             return None;
         }
@@ -129,7 +143,7 @@ impl Member {
         pairs.ok()
     }
 
-    fn pairs(&mut self, bench: &mut Bench, fleet: Fleet) -> Result<(f64, f64), String> {
+    fn pairs(&mut self, bench: &mut Bench, fleet: Fleet) -> Result<Pairs, String> {
         let drivers = &mut self.drivers[..fleet.clients()];
         let (name, window) = (bench.name(), bench.window());
         let before = ServerTime::now(bench)?;
@@ -151,6 +165,10 @@ impl Member {
             }
         }
         let spent = ServerTime::now(bench)?.since(&before);
-        Ok((rate, spent.nanos(self.contender) / all))
+        Ok(Pairs {
+            rate,
+            server_time: spent.nanos(self.contender) / all,
+            server_cpu: spent.process_nanos() / all,
+        })
     }
 }

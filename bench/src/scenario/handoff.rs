@@ -12,7 +12,7 @@ use redis::aio::MultiplexedConnection;
 use super::limits::ping;
 use super::{NANOS, contention};
 use crate::bench::Bench;
-use crate::contender::{Contender, LOCK, PING, PYTHON_REDIS_LOCK, SEMAPHORE, WAITING};
+use crate::contender::{Contender, ETCD, LOCK, PING, PYTHON_REDIS_LOCK, SEMAPHORE, WAITING};
 use crate::driver::Driver;
 use crate::sample::Sample;
 
@@ -32,13 +32,15 @@ pub(super) fn run(bench: &mut Bench) {
         // The bars are for 20 waiters.
         let numbers: &[u64] = if bench.quick { &[20] } else { &[20, 2, 200] };
         for waiters in numbers.iter().copied() {
-            for contender in WAITING {
+            for contender in WAITING.iter().chain(&[&ETCD]) {
                 bench.step(&format!("{waiters} waiters, {}, round {rounds}", contender.name));
                 if failed.contains(&(waiters, contender.name)) {
                     continue;
                 }
-                let url = bench.url.clone();
-                match ring(bench, contender, &url, waiters, &mut connection) {
+                let ring = bench
+                    .url_of(contender)
+                    .and_then(|url| ring(bench, contender, &url, waiters, &mut connection));
+                match ring {
                     Ok(ring) => add(bench, contender, waiters, &ring),
                     Err(why) => {
                         bench.trouble(contender.name, format!("{waiters} waiters: {why}"));

@@ -2,16 +2,17 @@
 
 use std::time::Duration;
 
-use super::RATE;
+use super::{NANOS, RATE};
 use crate::bench::Bench;
 use crate::contender::{
-    EVALSHA, LOCK, POTTERY, PYTHON_REDIS_LOCK, REDIS_MUTEX, REDIS_PY, REDIS_SEMAPHORE, REDLOCK,
-    RSLOCK, SEMAPHORE,
+    ETCD, EVALSHA, LOCK, POTTERY, PYTHON_REDIS_LOCK, REDIS_MUTEX, REDIS_PY, REDIS_SEMAPHORE,
+    REDLOCK, RSLOCK, SEMAPHORE,
 };
 use crate::contender_set::ContenderSet;
 use crate::driver::Driver;
 use crate::report::Better;
 use crate::sample::count;
+use crate::server_time::ServerTime;
 
 pub(super) fn semaphores(bench: &mut Bench) {
     let mut set = ContenderSet::new(&[&SEMAPHORE, &EVALSHA, &REDIS_SEMAPHORE]);
@@ -27,9 +28,20 @@ pub(super) fn semaphores(bench: &mut Bench) {
         if bench.quick && tasks == 50 {
             continue;
         }
+        let cpu = server_cpu(what);
         set.measure(bench, what, RATE, |driver, bench| {
-            pair_rate(driver, bench, tasks, names, capacity)
+            let before = ServerTime::now(bench)?;
+            let pairs = pairs(driver, bench, (tasks, names, capacity), bench.window())?;
+            let spent = ServerTime::now(bench)?.since(&before).process_nanos();
+            bench.add(&cpu, driver.contender(), NANOS, spent / pairs.all);
+            Ok(pairs.rate)
         });
+    }
+    // One connection with few requests: many idle clients would add processor time of their own.
+    for (bar, what) in
+        [("pairs/1/server", "1 task, 1 name"), ("pairs/1000/server", "256 tasks, 1,000 names")]
+    {
+        bench.judge_ratio(bar, &server_cpu(what), SEMAPHORE.name, REDIS_SEMAPHORE.name);
     }
     for (bar, what, other) in [
         ("pairs/1/peer", "1 task, 1 name", &REDIS_SEMAPHORE),
@@ -43,6 +55,11 @@ pub(super) fn semaphores(bench: &mut Bench) {
     }
 }
 
+/// The processor time of the server, with everything else that it does for a pair.
+fn server_cpu(what: &str) -> String {
+    format!("{what}, server CPU of a pair")
+}
+
 pub(super) fn locks(bench: &mut Bench) {
     let mut set = ContenderSet::new(&[
         &LOCK,
@@ -53,6 +70,7 @@ pub(super) fn locks(bench: &mut Bench) {
         &REDIS_PY,
         &PYTHON_REDIS_LOCK,
         &POTTERY,
+        &ETCD,
     ]);
     for tasks in [1, 50, 200] {
         if bench.quick && tasks == 50 {
@@ -81,14 +99,33 @@ pub(super) fn pair_rate(
 pub(super) fn pair_rate_during(
     driver: &mut Driver,
     bench: &mut Bench,
-    (tasks, names, capacity): (usize, usize, usize),
+    load: (usize, usize, usize),
     window: Duration,
 ) -> Result<f64, String> {
+    pairs(driver, bench, load, window).map(|pairs| pairs.rate)
+}
+
+/// The pairs of one measurement.
+struct Pairs {
+    /// The pairs per second within the window.
+    rate: f64,
+    /// Those before and after the window, too.
+    all: f64,
+}
+
+fn pairs(
+    driver: &mut Driver,
+    bench: &mut Bench,
+    (tasks, names, capacity): (usize, usize, usize),
+    window: Duration,
+) -> Result<Pairs, String> {
     let name = bench.name();
     let request = format!("pairs {name} {tasks} {names} {capacity} {}", window.as_millis());
     // A slow contender may take a while to finish its last round.
     match driver.call(&request, window * 2 + Duration::from_secs(15))?[..] {
-        [pairs, nanos, _] if pairs > 0 => Ok(count(pairs) / count(nanos) * 1e9),
+        [pairs, nanos, all] if pairs > 0 => {
+            Ok(Pairs { rate: count(pairs) / count(nanos) * 1e9, all: count(all) })
+        }
         [0, ..] => Err("completed no pair within the window".to_owned()),
         ref other => Err(format!("answered {other:?}")),
     }
