@@ -16,7 +16,7 @@ use crate::clock::{Moment, Span};
 use crate::machine::lock::{LockCommand, LockOutcome, Record};
 use crate::machine::pool::PoolQuery;
 use crate::machine::pool::{PoolCommand, PoolOutcome};
-use crate::machine::{Command, Declared, Held, LimitsChanged, Reply, Subject};
+use crate::machine::{Command, Declared, Held, LimitsChanged, Outlook, Reply, Subject};
 use crate::name::Name;
 use crate::stats::PoolStats;
 use crate::stats::{Query, SemaphoreStats};
@@ -94,6 +94,8 @@ pub(crate) enum Part {
         /// The client's newest declaration. The capacity is 0 if the client never declared one.
         declared: Declared,
         commands: Vec<Command>,
+        /// What the client expects of the name.
+        outlook: Outlook,
     },
     Lock(LockCommand),
     Pool(PoolCommand),

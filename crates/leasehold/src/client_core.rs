@@ -487,7 +487,8 @@ impl<T: Clone> NameCore<T> {
     fn renewal(&mut self, id: AcquisitionId, now: Moment) -> Option<Command> {
         let acquisition = self.acquisitions.get_mut(&id)?;
         acquisition.wants_renewal = false;
-        Some(Command::Renew { id, terms: self.rules.terms_to_send(acquisition, now) })
+        let terms = self.rules.terms_to_send(acquisition, now);
+        Some(Command::Renew { id, terms, holds: acquisition.is_held() })
     }
 
     fn want(&mut self, want: Want, now: Moment) {

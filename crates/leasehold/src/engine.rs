@@ -30,6 +30,7 @@ pub(crate) mod call;
 pub(crate) mod deferred;
 pub(crate) mod driver;
 pub(crate) mod in_process;
+mod last_outlook;
 pub(crate) mod lease_spec;
 pub(crate) mod lock_waiters;
 pub(crate) mod meters;

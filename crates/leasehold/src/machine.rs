@@ -78,8 +78,8 @@ mod rows;
 pub(crate) mod tests;
 
 pub(crate) use command::{
-    Circumstances, Command, Declared, Effects, Held, Outcome, Reach, ReleaseHint, Reply, Role,
-    Share, Subject, Terms,
+    Circumstances, Command, Declared, Effects, Held, Outcome, Outlook, Reach, ReleaseHint, Reply,
+    Role, Share, Subject, Terms,
 };
 pub(crate) use in_memory::InMemory;
 pub(crate) use limits::{LimitChange, Limits, LimitsChanged};
@@ -126,7 +126,7 @@ impl<R: Rows> Machine<R> {
         self.expire(call)?;
         self.grant(call)?;
         let outcome = match command {
-            Command::Renew { id, terms } => self.renew(*id, *terms, call.now)?,
+            Command::Renew { id, terms, .. } => self.renew(*id, *terms, call.now)?,
             Command::ChangeLimits { capacity, change } => {
                 Outcome::LimitsChanged(self.change_limits(*capacity, change, call)?)
             }

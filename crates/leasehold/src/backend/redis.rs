@@ -56,13 +56,11 @@ use command::RedisCommand;
 pub use locks::LockLayout;
 use locks::LockScripts;
 pub(crate) use locks::Prefix;
-use request::unexpected;
-use scripts::{Keys, Scripts};
+use scripts::{Form, Keys, Scripts};
 pub(crate) use settings::{Purpose, RedisSettings};
 use slots::{KeyTag, slot_of};
 use stats_reader::StatsReader;
 use topology::Topology;
-use value::Value;
 
 /// The lease of another program's member when we grant it a permit. It is that program's own default.
 const FOREIGN_HEARTBEAT: Span = Span::from_millis(180_000);
@@ -226,7 +224,7 @@ impl RemoteBackend for Redis {
         Box::pin(async move {
             stats_reader::check(&topology)?;
             let (slot, call) = call?;
-            let answer = answer_of_one(&topology, slot, call).await?;
+            let answer = topology.call(slot, call).await?.0;
             scripts::was_removed(&answer).map_err(Error::internal)
         })
     }
@@ -238,9 +236,10 @@ impl RemoteBackend for Redis {
         Box::pin(async move {
             stats_reader::check(&topology)?;
             let (slot, call) = call?;
-            let answer = answer_of_one(&topology, slot, call).await?;
-            let answer = scripts::decode(&[change], answer).map_err(Error::internal)?;
-            match answer.outcomes[..] {
+            let answer = topology.call(slot, call).await?.0;
+            let answer = scripts::decode(&[change], [(Form::Machine, 1, answer)])
+                .map_err(Error::internal)?;
+            match answer.0.outcomes[..] {
                 [Outcome::LimitsChanged(changed)] => Ok(changed),
                 _ => Err(Error::internal(format!(
                     "unexpected answer to a change of limits: {answer:?}"
@@ -274,20 +273,5 @@ impl RemoteBackend for Redis {
 
     fn list_clients(&self, limit: usize) -> BoxFuture<Vec<ClientInfo>> {
         self.read(move |topology| async move { stats::clients(&topology, limit).await })
-    }
-}
-
-/// Calls a script that serves one name, and returns the answer for that name.
-async fn answer_of_one(
-    topology: &Topology,
-    slot: Slot,
-    call: RedisCommand,
-) -> Result<Value, Error> {
-    let (answer, connection) = topology.call(slot, call).await?;
-    match answer {
-        Value::Array(mut names) if names.len() == 2 => {
-            names.remove(1).checked().map_err(|error| connection.translate(&error))
-        }
-        other => Err(unexpected(&other)),
     }
 }

@@ -291,7 +291,7 @@ impl World {
         let next_expiry = machine.next_expiry().map(|at| at - now());
         self.batches.push(commands.to_vec());
         let next_token = machine.next_token(now()).map(|at| at - now());
-        Reply { outcomes, effects, next_expiry, next_token, foreign: false }
+        Reply { outcomes, effects, next_expiry, next_token, ..Reply::default() }
     }
 
     /// Returns the locks that are held.

@@ -102,7 +102,7 @@ pub(crate) fn while_broken<T>(rule: Option<&'static str>, work: impl FnOnce() ->
 }
 
 /// For each rule, a text in the scripts and the text that replaces it.
-pub(crate) const IN_LUA: [(&str, &str, &str); 21] = [
+pub(crate) const IN_LUA: [(&str, &str, &str); 25] = [
     // A release of an unknown id removes the longest holder.
     (
         "ownership",
@@ -111,7 +111,7 @@ pub(crate) const IN_LUA: [(&str, &str, &str); 21] = [
     ),
     // The index of a lock outlives the lock, and the script does not check who holds the lock that the index leads to.
     ("ownership", "index_of(lock), 'PXAT', ends)", "index_of(lock))"),
-    ("ownership", "leads_to, 'PXAT', ends)", "leads_to)"),
+    ("ownership", "KEYS[1], leads_to, 'PXAT', ends)", "KEYS[1], leads_to)"),
     ("ownership", "if record.lockId ~= id then return 0 end", ""),
     // A silent holder is never removed.
     ("expiry", "local dead = due(MAIN, held)", "local dead"),
@@ -133,12 +133,14 @@ pub(crate) const IN_LUA: [(&str, &str, &str); 21] = [
         "call('ZRANGE', WAITING, passed_over, last)",
         "call('ZREVRANGE', WAITING, passed_over, last)",
     ),
+    ("lifo", "call('ZRANGE', waiting, 0, grants)", "call('ZREVRANGE', waiting, 0, grants)"),
     (
         "limit",
         "elseif nobody_before and fits(weight) then",
         "elseif nobody_before and fits(weight - 1) then",
     ),
-    ("limit", "and held + new <= capacity", "and held + new <= capacity + 1"),
+    ("limit", "held + new > units", "held + new > units + 1"),
+    ("limit", "math.min(capacity - held", "math.min(1 + capacity - held"),
     // A heavy permit counts as one unit.
     (
         "weights",
@@ -151,6 +153,11 @@ pub(crate) const IN_LUA: [(&str, &str, &str); 21] = [
         "shrink",
         "return (limits.paused and 0 or capacity) - held",
         "return (limits.paused and 0 or math.max(capacity, tonumber(DECLARED))) - held",
+    ),
+    (
+        "shrink",
+        "local units = tonumber(capacity)",
+        "local units = math.max(tonumber(capacity), tonumber(ARGV[1]))",
     ),
     // There is always a token.
     (
@@ -165,11 +172,12 @@ pub(crate) const IN_LUA: [(&str, &str, &str); 21] = [
         "last_fence = fence\n  unclaimed =",
         "fence = fence - fence % 1000000 last_fence = fence unclaimed =",
     ),
-    ("fence", "fence = math.max(fence, NOW - 1)", "fence = NOW - NOW % 1000000"),
+    ("fence", "fence = math.max(fence + 1, now)", "fence = now - now % 1000000"),
+    ("fence", "last = math.max(last + 1, now)", "last = now - now % 1000000"),
     (
         "fence",
-        "redis.pcall('INCR', KEYS[beside + 2])",
-        "redis.pcall('INCRBY', KEYS[beside + 2], call('EXISTS', KEYS[beside + 2]) == 1 and NOW % 2 or 1)",
+        "try('INCR', counter)",
+        "try('INCRBY', counter, call('EXISTS', counter) == 1 and NOW % 2 or 1)",
     ),
     (
         "fence",

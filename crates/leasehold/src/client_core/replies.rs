@@ -68,6 +68,10 @@ impl<T: Clone> NameCore<T> {
         self.unserved = None;
         for (command, outcome) in commands.iter().zip(reply.outcomes) {
             let Some(id) = command.id() else { continue };
+            if outcome == Outcome::Unapplied {
+                self.unapplied(command, sent, now);
+                continue;
+            }
             if let Outcome::Removed(role) = outcome {
                 self.released(id, role, sent, now);
                 continue;
@@ -157,6 +161,23 @@ impl<T: Clone> NameCore<T> {
                 }
                 Command::ChangeLimits { .. } | Command::Sweep => {}
             }
+        }
+    }
+
+    /// Sends a command again that the store has certainly not applied, before everything that was not sent yet.
+    fn unapplied(&mut self, command: &Command, sent: Moment, now: Moment) {
+        let Command::Enqueue { id, .. } = command else {
+            return self.outcome_unknown(std::slice::from_ref(command), sent, now);
+        };
+        // If the acquire was dropped in the meantime, its release is on its way, and harmless.
+        let Some(acquisition) = self.acquisitions.get_mut(id) else { return };
+        if acquisition.is_held() {
+            return;
+        }
+        let is_known = acquisition.was_answered || acquisition.doubtful;
+        acquisition.delivery = if is_known { Delivery::Unknown } else { Delivery::Unsent };
+        if !std::mem::replace(&mut acquisition.wants_enqueue, true) {
+            self.want_again(Want::Enqueue(*id), sent);
         }
     }
 
@@ -347,7 +368,13 @@ impl<T: Clone> NameCore<T> {
             }
             // An earlier answer has granted the permit.
             (Outcome::Full | Outcome::TooHeavy { .. }, Phase::Held { .. })
-            | (Outcome::Removed(_) | Outcome::LimitsChanged(_) | Outcome::Swept, _) => {}
+            | (
+                Outcome::Removed(_)
+                | Outcome::LimitsChanged(_)
+                | Outcome::Swept
+                | Outcome::Unapplied,
+                _,
+            ) => {}
         }
     }
 

@@ -7,6 +7,7 @@ use std::task::Waker;
 use super::Core;
 use super::deferred::Deferred;
 use super::driver::{Driver, Protocol};
+use super::last_outlook::LastOutlook;
 use super::name_state::{Common, Entered, NameState, Release, ReleasedBy};
 use super::semaphore_spec::SemaphoreSpec;
 use super::sender::{MAX_IDS, TakenPart};
@@ -15,8 +16,8 @@ use crate::backend::{Answer, BoxFuture, Part, RemoteBackend, Slot};
 use crate::client_core::{Request, Rules};
 use crate::clock::{Moment, Span};
 use crate::machine::{
-    Command, Declared, Held, LimitChange, LimitsChanged, Outcome, ReleaseHint, Reply, Share,
-    Subject, Terms,
+    Command, Declared, Held, LimitChange, LimitsChanged, Outcome, Outlook, ReleaseHint, Reply,
+    Share, Subject, Terms,
 };
 use crate::name::Name;
 use crate::stats::{Query, SemaphoreStats};
@@ -29,6 +30,7 @@ pub(super) type RemoteName = Driver<SemaphoreProtocol>;
 pub(super) struct SemaphoreProtocol {
     common: Common,
     backend: Arc<dyn RemoteBackend>,
+    outlook: LastOutlook,
 }
 
 impl Protocol for SemaphoreProtocol {
@@ -46,8 +48,9 @@ impl Protocol for SemaphoreProtocol {
         self.common.declared()
     }
 
-    fn part(&self, declared: Declared, commands: Vec<Command>, _now: Moment) -> TakenPart {
-        (Part::Semaphore { name: self.common.name.clone(), declared, commands }, None)
+    fn part(&self, declared: Declared, commands: Vec<Command>, now: Moment) -> TakenPart {
+        let (name, outlook) = (self.common.name.clone(), self.outlook.now(now));
+        (Part::Semaphore { name, declared, commands, outlook }, None)
     }
 
     fn reply(&self, part: &Part, answer: Answer, _deferred: &mut Deferred) -> Result<Reply, Error> {
@@ -55,10 +58,11 @@ impl Protocol for SemaphoreProtocol {
         else {
             return Err(Error::internal("unexpected answer to a command for a semaphore"));
         };
+        self.outlook.learn(&reply, Moment::now());
         // A refused acquire has declared nothing.
         let declares = |(command, outcome): (&Command, &Outcome)| {
             matches!(command, Command::Enqueue { .. })
-                && !matches!(outcome, Outcome::TooHeavy { .. })
+                && !matches!(outcome, Outcome::TooHeavy { .. } | Outcome::Unapplied)
         };
         if commands.iter().zip(&reply.outcomes).any(declares) {
             self.common.acknowledged(*declared);
@@ -73,7 +77,8 @@ impl RemoteName {
         core: Arc<Core>,
         backend: Arc<dyn RemoteBackend>,
     ) -> Arc<dyn NameState> {
-        Self::new(SemaphoreProtocol { common: Common::new(name, core.clone()), backend }, core)
+        let common = Common::new(name, core.clone());
+        Self::new(SemaphoreProtocol { common, backend, outlook: LastOutlook::default() }, core)
     }
 
     fn name(&self) -> &Name {
@@ -156,8 +161,9 @@ impl NameState for RemoteName {
 
     fn extend(&self, id: AcquisitionId, terms: Terms) -> BoxFuture<bool> {
         let (name, declared) = (self.name().clone(), self.common().declared());
-        let commands = vec![Command::Renew { id, terms }];
-        let call = self.core.call(Part::Semaphore { name, declared, commands });
+        let commands = vec![Command::Renew { id, terms, holds: true }];
+        let outlook = Outlook::Special;
+        let call = self.core.call(Part::Semaphore { name, declared, commands, outlook });
         Box::pin(async move {
             match call.await?.0 {
                 Answer::Semaphore(reply) => Ok(matches!(reply.outcomes[..], [Outcome::Held(_)])),

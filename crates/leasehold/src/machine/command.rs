@@ -84,7 +84,9 @@ pub(crate) enum Command {
     },
     /// Renews a holder or a waiter, and asks which of the two it still is. It also claims a permit that was granted
     /// with a wake-up. It never moves a waiter in the queue.
-    Renew { id: AcquisitionId, terms: Terms },
+    ///
+    /// `holds` says which of the two the client believes the id to be. It only helps a remote store to choose a script.
+    Renew { id: AcquisitionId, terms: Terms, holds: bool },
     /// Removes an id, whether it holds or waits. Repeating it is harmless. If another client removes a waiter, renewals
     /// of that waiter are answered `Cancelled` for a while.
     #[cfg_attr(not(any(test, feature = "redis")), allow(dead_code))]
@@ -142,6 +144,8 @@ pub(crate) enum Outcome {
     Removed(Role),
     LimitsChanged(LimitsChanged),
     Swept,
+    /// The store chose a script that does not serve this case, and changed nothing. The client sends the command again.
+    Unapplied,
 }
 
 /// A permit, as the store reports it to its holder.
@@ -254,6 +258,24 @@ pub(crate) struct Reply {
     pub(crate) next_token: Option<Span>,
     /// Whether another program holds or waits under this name. It passes permits on without waking this client.
     pub(crate) foreign: bool,
+    /// What the sender may expect of the name from now on, if the store knows.
+    pub(crate) outlook: Option<Outlook>,
+}
+
+/// What a client expects of a name. A store on a server chooses by it the shortest script that may serve a command. A
+/// wrong guess costs a second request, and nothing else.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Outlook {
+    /// Nobody waits, and units are free.
+    Room,
+    /// The same, but the client learnt it a while ago.
+    Quiet,
+    /// Nobody waits.
+    Full,
+    /// Somebody waits.
+    Queue,
+    /// Only the script for all cases serves the name.
+    Special,
 }
 
 /// The name, key or id that a request concerns.

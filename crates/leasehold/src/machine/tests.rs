@@ -214,7 +214,9 @@ impl World {
             Step::ChangeLimits { client, capacity, change } => {
                 (client, Command::ChangeLimits { capacity, change })
             }
-            Step::Renew { who, terms } => (who.client, Command::Renew { id: who.id(), terms }),
+            Step::Renew { who, terms } => {
+                (who.client, Command::Renew { id: who.id(), terms, holds: true })
+            }
             Step::Release { who, hint } => (who.client, Command::Release { id: who.id(), hint }),
         };
         Some(self.send(Who { client, number: 0 }.id().client(), command))
@@ -684,7 +686,7 @@ proptest! {
                 let removed = world.send(from, Command::Release { id, hint: ReleaseHint::Nothing });
                 prop_assert_eq!(removed.outcome, Outcome::Removed(Role::Waiter));
                 let renewed = |world: &mut World| {
-                    world.send(id.client(), Command::Renew { id, terms }).outcome
+                    world.send(id.client(), Command::Renew { id, terms, holds: true }).outcome
                 };
                 let waiter_lease = terms.waiter_lease().filter(|_| is_another);
                 let learns = if waiter_lease.is_some() { Outcome::Cancelled } else { Outcome::Gone };

@@ -300,6 +300,7 @@ impl<'a> Scale<'a> {
             Outcome::Removed(_) => view.push(6),
             Outcome::Full | Outcome::TooHeavy { .. } => view.push(7),
             Outcome::LimitsChanged(_) | Outcome::Swept => view.push(8),
+            Outcome::Unapplied => view.push(9),
         }
     }
 

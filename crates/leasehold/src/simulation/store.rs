@@ -122,7 +122,7 @@ impl Store {
         if units > u64::from(THINGS[thing].capacity) {
             self.crowded.push(Crowded { at, thing, held: units });
         }
-        let reply = Reply { outcomes, effects, next_expiry, next_token, foreign: false };
+        let reply = Reply { outcomes, effects, next_expiry, next_token, ..Reply::default() };
         Applied { reply, woken }
     }
 

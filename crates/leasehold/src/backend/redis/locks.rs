@@ -310,25 +310,23 @@ impl LockScripts {
         })
     }
 
-    /// Returns the call that applies all of these commands, which belong to one slot.
-    pub(super) fn apply(
+    /// Returns the call that applies this command to a lock of this slot.
+    pub(super) fn call(
         &self,
         scripts: &Scripts,
         client: ClientId,
         slot: Slot,
-        commands: &[&LockCommand],
+        command: &LockCommand,
     ) -> RedisCommand {
-        let mut keys = Vec::with_capacity(MOST_KEYS * commands.len());
-        let words: Vec<_> = commands.iter().map(|one| self.add_keys(one, &mut keys)).collect();
+        let mut keys = Vec::with_capacity(MOST_KEYS);
+        let word = self.add_keys(command, &mut keys);
         let mut call = RedisCommand::script_call(&scripts.locks.hash);
         call.push_fmt(keys.len());
         call = call.args(&keys).arg(&self.prefix.0).arg(&self.namespace);
         call = call.arg_fmt(client).arg_fmt(self.layout);
         call.push(self.cluster.map(|_| channel_end(slot)).unwrap_or_default());
-        for (word, command) in words.into_iter().zip(commands) {
-            call.push(word);
-            self.add_arguments(command, &mut call);
-        }
+        call.push(word);
+        self.add_arguments(command, &mut call);
         call
     }
 

@@ -6,107 +6,85 @@ use std::sync::Arc;
 use super::command::RedisCommand;
 use super::connection::Connection;
 use super::locks::LockScripts;
-use super::scripts::{self, KINDS, Keys, storage_keys};
+use super::scripts::{self, Form, KINDS, storage_keys};
 use super::slots::KeyTag;
 use super::topology::{Topology, Unapplied};
 use super::value::Value;
 use super::{Redis, connect, lock_index, pools, stats_reader};
 use crate::Error;
-use crate::backend::{Answer, Answers, BoxFuture, Destination, Part, RemoteBackend, Slot};
+use crate::backend::{Answer, Answers, BoxFuture, Destination, Part, RemoteBackend};
 use crate::clock::Moment;
 use crate::machine::Command;
-use crate::machine::lock::{Acquired, LockCommand, LockOutcome};
+use crate::machine::lock::{Acquired, LockOutcome};
 
-/// The parts that one command of a request serves.
-struct Served {
-    pub(super) kind: Kind,
-    /// The indexes of these parts in the request.
-    pub(super) parts: Vec<usize>,
+/// What one call of a request serves.
+enum Served {
+    /// This many commands of a part for a semaphore.
+    Semaphore {
+        part: usize,
+        form: Form,
+        commands: usize,
+    },
+    Lock {
+        part: usize,
+    },
+    Pool {
+        part: usize,
+    },
 }
 
-/// The kind of a command.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Kind {
-    Semaphores,
-    Locks,
-    Pool,
+impl Served {
+    fn part(&self) -> usize {
+        match self {
+            Self::Semaphore { part, .. } | Self::Lock { part } | Self::Pool { part } => *part,
+        }
+    }
 }
 
-/// An encoded request.
+/// An encoded request: one call for each lock and pool, and one or more for each semaphore.
 #[derive(Default)]
 struct Encoded {
-    pub(super) commands: Vec<RedisCommand>,
-    /// The parts that each command serves.
-    pub(super) served: Vec<Served>,
+    calls: Vec<RedisCommand>,
+    /// What each call serves, in the order of the parts.
+    served: Vec<Served>,
     /// In a cluster, the channels to subscribe to first, each with the parts that depend on it.
-    pub(super) channels: BTreeMap<String, Vec<usize>>,
+    channels: BTreeMap<String, Vec<usize>>,
 }
 
 impl Redis {
-    /// Encodes a request as one pipeline: one script call for all semaphores of a slot, one for all locks of a slot,
-    /// one for each pool.
     fn encode(&self, request: &[Part]) -> Result<Encoded, Error> {
-        let mut groups: BTreeMap<(Kind, Slot), Vec<usize>> = BTreeMap::new();
-        let (mut encoded, mut names) = (Encoded::default(), Vec::new());
-        for (at, part) in request.iter().enumerate() {
-            let channel = match part {
-                Part::Semaphore { name, commands, .. } => {
+        let mut encoded = Encoded::default();
+        for (part, of_part) in request.iter().enumerate() {
+            let channel = match of_part {
+                Part::Semaphore { name, declared, commands, outlook } => {
                     let keys = self.keys(name)?;
-                    groups.entry((Kind::Semaphores, keys.slot())).or_default().push(at);
+                    for (call, form, commands) in
+                        self.scripts.calls(&keys, *declared, commands, *outlook)
+                    {
+                        encoded.calls.push(call);
+                        encoded.served.push(Served::Semaphore { part, form, commands });
+                    }
                     let listens = commands.iter().any(listens);
-                    let channel = if listens { keys.channel() } else { None };
-                    names.push(Some(keys));
-                    channel
+                    if listens { keys.channel() } else { None }
                 }
                 Part::Lock(command) => {
-                    let slot = self.slot(command.subject());
-                    groups.entry((Kind::Locks, slot)).or_default().push(at);
-                    names.push(None);
-                    self.locks.channel(command, slot, self.client()?)
+                    let (slot, client) = (self.slot(command.subject()), self.client()?);
+                    encoded.calls.push(self.locks.call(&self.scripts, client, slot, command));
+                    encoded.served.push(Served::Lock { part });
+                    self.locks.channel(command, slot, client)
                 }
-                Part::Pool(_) => {
-                    names.push(None);
+                Part::Pool(command) => {
+                    let pool = self.pools.write(command.pool.as_str());
+                    encoded.calls.push(pools::call(&self.scripts, &pool, command));
+                    encoded.served.push(Served::Pool { part });
                     None
                 }
             };
             if let Some(channel) = channel {
-                encoded.channels.entry(channel).or_default().push(at);
-            }
-        }
-        for ((kind, slot), parts) in groups {
-            let command = match kind {
-                Kind::Semaphores => self.semaphores(request, &names, &parts),
-                Kind::Locks | Kind::Pool => {
-                    let commands = locks_in(request, &parts);
-                    self.locks.apply(&self.scripts, self.client()?, slot, &commands)
-                }
-            };
-            encoded.commands.push(command);
-            encoded.served.push(Served { kind, parts });
-        }
-        for (at, part) in request.iter().enumerate() {
-            if let Part::Pool(command) = part {
-                let pool = self.pools.write(command.pool.as_str());
-                encoded.commands.push(pools::call(&self.scripts, &pool, command));
-                encoded.served.push(Served { kind: Kind::Pool, parts: vec![at] });
+                encoded.channels.entry(channel).or_default().push(part);
             }
         }
         Ok(encoded)
-    }
-
-    fn semaphores(
-        &self,
-        request: &[Part],
-        keys: &[Option<Keys<'_>>],
-        parts: &[usize],
-    ) -> RedisCommand {
-        let named = parts.iter().filter_map(|at| match (&request[*at], &keys[*at]) {
-            (Part::Semaphore { declared, commands, .. }, Some(keys)) => {
-                Some((keys.clone(), *declared, &commands[..]))
-            }
-            _ => None,
-        });
-        self.scripts.apply(&named.collect::<Vec<_>>())
     }
 
     /// Sends a request to a server, and returns one answer for each part.
@@ -119,30 +97,29 @@ impl Redis {
         }
         let encoded = self.encode(&request);
         Box::pin(async move {
-            let Encoded { commands, served, channels } = encoded?;
+            let Encoded { calls, served, channels } = encoded?;
             let Some(connection) = topology.connection(to) else {
                 return Ok(request.iter().map(|_| Ok(Answer::Elsewhere)).collect());
             };
             let (sent, current) = (Moment::now(), connection.current()?);
             let (replies, refused) =
-                connection.request_listening(&current, channels.keys(), &commands).await?;
-            let mut reader = Reader::new(&connection, &locks, &request);
-            let unapplied = topology.unapplied(&replies, &connection, &commands, sent).await;
+                connection.request_listening(&current, channels.keys(), &calls).await?;
+            let unapplied = topology.unapplied(&replies, &connection, &calls, sent).await;
             let mut unapplied = unapplied.into_iter();
-            for (served, reply) in served.iter().zip(replies) {
-                match unapplied.next().flatten() {
-                    None => {
-                        reader.read(served, reply.map_err(|error| connection.translate(&error)));
-                    }
-                    Some(Unapplied::There(answer)) => {
-                        reader.read(served, answer);
-                    }
-                    Some(Unapplied::Down(error)) => reader.read(served, Err(error)),
-                    Some(Unapplied::NotNow(_)) => reader.unserved(served, || Answer::NotNow),
-                    Some(Unapplied::Elsewhere) => reader.unserved(served, || Answer::Elsewhere),
-                }
+            let outcomes = replies.into_iter().map(|reply| match unapplied.next().flatten() {
+                None => CallOutcome::Answered(reply.map_err(|error| connection.translate(&error))),
+                Some(Unapplied::There(answer)) => CallOutcome::Answered(answer),
+                Some(Unapplied::Down(error)) => CallOutcome::Answered(Err(error)),
+                Some(Unapplied::NotNow(_)) => CallOutcome::NotNow,
+                Some(Unapplied::Elsewhere) => CallOutcome::Elsewhere,
+            });
+            let reader = Reader { connection: &connection, locks: &locks };
+            let mut calls = served.into_iter().zip(outcomes).peekable();
+            let mut answers: Answers = Vec::with_capacity(request.len());
+            for (at, part) in request.iter().enumerate() {
+                let of_part = std::iter::from_fn(|| calls.next_if(|(to, _)| to.part() == at));
+                answers.push(reader.answer(part, of_part.collect()));
             }
-            let mut answers = reader.done();
             for (channel, error) in refused {
                 let error = connect::no_wake_ups(&channel, &error);
                 for at in channels.get(&channel).into_iter().flatten() {
@@ -179,90 +156,65 @@ fn needs_wake_ups(answer: &Result<Answer, Error>) -> bool {
     )
 }
 
-fn locks_in<'a>(request: &'a [Part], parts: &[usize]) -> Vec<&'a LockCommand> {
-    let lock = |at: &usize| match &request[*at] {
-        Part::Lock(command) => Some(command),
-        _ => None,
-    };
-    parts.iter().filter_map(lock).collect()
+/// How one call of a request ended.
+enum CallOutcome {
+    Answered(Result<Value, Error>),
+    /// It was not applied.
+    NotNow,
+    Elsewhere,
 }
 
-/// Decodes the answers to the commands of [`Redis::encode`](super::Redis::encode) into one answer for each part.
+/// Decodes the answers to the calls of [`Redis::encode`](super::Redis::encode) into one answer for each part.
 struct Reader<'a> {
     connection: &'a Connection,
     locks: &'a LockScripts,
-    request: &'a [Part],
-    answers: Vec<Option<Result<Answer, Error>>>,
 }
 
-impl<'a> Reader<'a> {
-    pub(super) fn new(
-        connection: &'a Connection,
-        locks: &'a LockScripts,
-        request: &'a [Part],
-    ) -> Self {
-        let answers = request.iter().map(|_| None).collect();
-        Self { connection, locks, request, answers }
-    }
-
-    pub(super) fn unserved(&mut self, served: &Served, answer: impl Fn() -> Answer) {
-        for at in &served.parts {
-            self.answers[*at] = Some(Ok(answer()));
-        }
-    }
-
-    pub(super) fn read(&mut self, served: &Served, reply: Result<Value, Error>) {
-        if served.kind == Kind::Pool {
-            for at in &served.parts {
-                self.answers[*at] = Some(self.pool(&self.request[*at], &reply));
-            }
-            return;
-        }
-        let mut values = match reply {
-            Ok(Value::Array(values)) => Ok(values.into_iter()),
-            Ok(other) => Err(unexpected(&other)),
-            Err(error) => Err(error),
-        };
-        // The first value in the answer of the semaphore script is the server's time.
-        if let (Kind::Semaphores, Ok(values)) = (served.kind, &mut values) {
-            values.next();
-        }
-        for at in &served.parts {
-            let value = match &mut values {
-                Ok(values) => values.next().ok_or_else(|| unexpected(&Value::Nil)),
-                Err(error) => Err(error.clone()),
+impl Reader<'_> {
+    fn answer(&self, part: &Part, calls: Vec<(Served, CallOutcome)>) -> Result<Answer, Error> {
+        let some_applied =
+            calls.iter().any(|(_, outcome)| matches!(outcome, CallOutcome::Answered(_)));
+        let mut values = Vec::with_capacity(calls.len());
+        for (served, outcome) in calls {
+            let value = match outcome {
+                CallOutcome::Answered(reply) => reply,
+                // The other calls of the part were applied. A small script that was not applied is as one that did not
+                // serve its case.
+                CallOutcome::NotNow | CallOutcome::Elsewhere if some_applied => Ok(Value::Nil),
+                CallOutcome::NotNow => return Ok(Answer::NotNow),
+                CallOutcome::Elsewhere => return Ok(Answer::Elsewhere),
             };
-            self.answers[*at] =
-                Some(value.and_then(|value| self.answer(&self.request[*at], value)));
+            values.push((served, value));
         }
-    }
-
-    /// Decodes the value that a script returned for one part.
-    fn answer(&self, part: &Part, value: Value) -> Result<Answer, Error> {
-        let value = value.checked().map_err(|error| self.connection.translate(&error))?;
         match part {
             Part::Semaphore { commands, .. } => {
-                scripts::decode(commands, value).map(Answer::Semaphore).map_err(Error::internal)
+                let answer = |(served, value): (Served, Result<Value, Error>)| match served {
+                    Served::Semaphore { form, commands, .. } => {
+                        Ok((form, commands, self.checked(value)?))
+                    }
+                    _ => Err(unexpected(&Value::Nil)),
+                };
+                let answers = values.into_iter().map(answer).collect::<Result<Vec<_>, Error>>()?;
+                let (reply, _time) = scripts::decode(commands, answers).map_err(Error::internal)?;
+                Ok(Answer::Semaphore(reply))
             }
-            Part::Lock(command) => self.locks.decode(command, &value).map(Answer::Lock),
-            Part::Pool(_) => Err(unexpected(&value)),
+            Part::Lock(command) => {
+                let value = values.pop().map(|(_, value)| self.checked(value));
+                self.locks.decode(command, &value.unwrap_or(Ok(Value::Nil))?).map(Answer::Lock)
+            }
+            Part::Pool(command) => match values.pop().map(|(_, value)| value) {
+                Some(Ok(value)) => pools::decode(&value).map(Answer::Pool).map_err(Error::internal),
+                Some(Err(Error::ForeignData { .. })) => {
+                    Err(pools::misplaced(self.connection, command))
+                }
+                Some(Err(error)) => Err(error),
+                None => Err(unexpected(&Value::Nil)),
+            },
         }
     }
 
-    fn pool(&self, part: &Part, reply: &Result<Value, Error>) -> Result<Answer, Error> {
-        match (reply, part) {
-            (Ok(value), _) => pools::decode(value).map(Answer::Pool).map_err(Error::internal),
-            (Err(Error::ForeignData { .. }), Part::Pool(command)) => {
-                Err(pools::misplaced(self.connection, command))
-            }
-            (Err(error), _) => Err(error.clone()),
-        }
-    }
-
-    pub(super) fn done(self) -> Answers {
-        let missing = || Err(unexpected(&Value::Nil));
-        let answers = self.answers.into_iter().map(|answer| answer.unwrap_or_else(missing));
-        answers.collect()
+    fn checked(&self, reply: Result<Value, Error>) -> Result<Value, Error> {
+        reply?.checked().map_err(|error| self.connection.translate(&error))
     }
 }
 

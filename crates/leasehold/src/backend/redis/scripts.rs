@@ -7,20 +7,59 @@ use super::command::RedisCommand;
 use super::slots::{channel_end, slot_of};
 use super::value::Value;
 use crate::backend::Slot;
-use crate::clock::Span;
+use crate::clock::{Span, Time};
 use crate::machine::Reply;
 use crate::machine::lock::TOLERANCE_MS;
 use crate::machine::{
-    Command, Declared, Held, LimitChange, LimitsChanged, Outcome, Rate, ReleaseHint, Role, Share,
-    Terms,
+    Command, Declared, Held, LimitChange, LimitsChanged, Outcome, Outlook, Rate, ReleaseHint, Role,
+    Share, Terms,
 };
 use crate::{ClientId, Fence};
 
 #[cfg(test)]
 mod tests;
 
-const APPLY: &str = include_str!("lua/apply.lua");
 const MACHINE: &str = include_str!("lua/machine.lua");
+
+/// The script that serves a call, and with it the form of its answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Form {
+    /// All commands.
+    Machine,
+    /// The common cases, in the order of [`SMALL`].
+    Acquire,
+    Release,
+    Renew,
+    Query,
+}
+
+/// The scripts for the common cases.
+const SMALL: [&str; 4] = [
+    include_str!("lua/small/acquire.lua"),
+    include_str!("lua/small/release.lua"),
+    include_str!("lua/small/renew.lua"),
+    include_str!("lua/small/query.lua"),
+];
+
+/// Returns the shortest script that is expected to serve a group of commands.
+fn form_of(group: &[Command], outlook: Outlook) -> Form {
+    use Outlook::{Queue, Quiet, Room, Special};
+    match (&group[0], outlook) {
+        (_, Special) => Form::Machine,
+        (Command::Enqueue { declared, share: Share::ONE, .. }, Room | Quiet)
+            if declared.rate.is_none() =>
+        {
+            Form::Acquire
+        }
+        (Command::Release { hint: ReleaseHint::Held { limited: false }, .. }, _)
+        | (Command::Release { hint: ReleaseHint::Held { limited: true }, .. }, Room) => {
+            Form::Release
+        }
+        (Command::Renew { holds: true, .. }, _) => Form::Renew,
+        (Command::Renew { holds: false, .. }, Queue) if group.len() == 1 => Form::Query,
+        _ => Form::Machine,
+    }
+}
 
 /// The transitions, each with its name in the script and its code.
 const TRANSITIONS: [(&str, &str); 5] = [
@@ -73,29 +112,33 @@ impl Script {
 /// All scripts.
 #[derive(Debug)]
 pub(super) struct Scripts {
-    semaphores: Script,
+    machine: Script,
+    small: [Script; 4],
     pub(super) locks: Script,
     pub(super) pools: [Script; 4],
 }
 
 impl Scripts {
     pub(super) fn new() -> Self {
-        Self::with_preludes(APPLY, super::locks::PRELUDE, super::pools::PRELUDE)
+        Self::with_time(str::to_owned)
     }
 
-    fn with_preludes(semaphores: &str, locks: &str, pools: &str) -> Self {
+    /// `time` changes how a script reads the time.
+    fn with_time(time: impl Fn(&str) -> String) -> Self {
+        let (locks, pools) = (time(super::locks::PRELUDE), time(super::pools::PRELUDE));
         let longest = super::locks::LONGEST_RECORD;
         let constants =
             format!("local TOLERANCE_MS = {TOLERANCE_MS}\nlocal LONGEST_RECORD = {longest}");
         Self {
-            semaphores: Script::new(&[&with_machine(semaphores)]),
-            locks: Script::new(&[&constants, locks, &super::locks::with_commands()]),
-            pools: super::pools::BODIES.map(|body| Script::new(&[pools, body])),
+            machine: Script::new(&[&time(&with_transitions())]),
+            small: SMALL.map(|script| Script::new(&[&time(script)])),
+            locks: Script::new(&[&constants, &locks, &super::locks::with_commands()]),
+            pools: super::pools::BODIES.map(|body| Script::new(&[&pools, body])),
         }
     }
 
     fn all(&self) -> impl Iterator<Item = &Script> {
-        [&self.semaphores, &self.locks].into_iter().chain(&self.pools)
+        [&self.machine, &self.locks].into_iter().chain(&self.small).chain(&self.pools)
     }
 
     /// Returns the commands that load all scripts.
@@ -112,31 +155,101 @@ impl Scripts {
         RedisCommand::new("EVAL").arg(source).args(arguments)
     }
 
-    /// Returns the call that applies the commands of one client to one or more names.
-    pub(super) fn apply(&self, parts: &[(Keys<'_>, Declared, &[Command])]) -> RedisCommand {
-        let mut call = RedisCommand::script_call(&self.semaphores.hash);
-        call.push_fmt(parts.len() * KINDS.len());
-        for (keys, ..) in parts {
-            keys.add_keys(&mut call);
+    /// Returns the calls that apply the commands of one client to one name, in order: each with the form of its answer, and
+    /// the number of commands that it serves.
+    ///
+    /// If each group of commands has a small script, they are called one after the other. Otherwise one call of the
+    /// machine serves all commands.
+    pub(super) fn calls(
+        &self,
+        keys: &Keys<'_>,
+        declared: Declared,
+        commands: &[Command],
+        outlook: Outlook,
+    ) -> Vec<(RedisCommand, Form, usize)> {
+        let groups = || commands.chunk_by(are_one_group);
+        let form = |group: &[Command]| form_of(group, outlook);
+        if groups().any(|group| form(group) == Form::Machine) {
+            return vec![(self.apply(keys, declared, commands), Form::Machine, commands.len())];
         }
-        if let Some((keys, ..)) = parts.first() {
-            call = keys.common(call, Some(keys.client));
+        let call = |group: &[Command]| {
+            let form = form(group);
+            (self.small(form, keys, declared, group, outlook), form, group.len())
+        };
+        groups().map(call).collect()
+    }
+
+    /// Returns the call of the machine for these commands.
+    pub(super) fn apply(
+        &self,
+        keys: &Keys<'_>,
+        declared: Declared,
+        commands: &[Command],
+    ) -> RedisCommand {
+        let mut call = self.machine(keys, Some(keys.client));
+        keys.add(&mut call, declared, commands);
+        call
+    }
+
+    /// Returns the call of a small script for a group of commands.
+    fn small(
+        &self,
+        form: Form,
+        keys: &Keys<'_>,
+        declared: Declared,
+        group: &[Command],
+        outlook: Outlook,
+    ) -> RedisCommand {
+        let script = &self.small[form as usize - 1];
+        let mut call = RedisCommand::script_call(&script.hash);
+        match &group[0] {
+            Command::Enqueue { terms, label, .. } => {
+                keys.add_some(&mut call, &[MAIN, TTL, MAX, WAITING, FENCE, INFO, LIMITS]);
+                call.push_fmt(declared.capacity);
+                call.push_fmt(u8::from(declared.is_new));
+                add_terms(&mut call, *terms);
+                call.push(label.as_deref().unwrap_or_default());
+            }
+            Command::Release { hint, .. } if outlook == Outlook::Room => {
+                let with_ttl = *hint == ReleaseHint::Held { limited: true };
+                let kinds = [WAITING, INFO, MAIN, TTL];
+                keys.add_some(&mut call, &kinds[..3 + usize::from(with_ttl)]);
+            }
+            Command::Release { .. } => {
+                let kinds = [WAITING, INFO, MAIN, TTL, MAX, ALIVE, FENCE, LIMITS, FOREIGN];
+                keys.add_some(&mut call, &kinds);
+                call.push(keys.namespace);
+                call.push_fmt(keys.client);
+                call.push_fmt(keys.confirm_within.micros());
+                call.push(keys.slot.map(channel_end).unwrap_or_default());
+                call.push(keys.name);
+            }
+            Command::Renew { terms, holds, .. } => {
+                if *holds {
+                    keys.add_some(&mut call, &[MAIN, INFO, WAITING, MAX, TTL, ALIVE]);
+                } else {
+                    let kinds = [WAITING, MAIN, TTL, MAX, ALIVE, INFO, LIMITS, FOREIGN];
+                    keys.add_some(&mut call, &kinds);
+                }
+                call.push_fmt(terms.lease.map_or(0, Span::micros));
+            }
+            Command::ChangeLimits { .. } | Command::Sweep => {}
         }
-        for (keys, declared, commands) in parts {
-            keys.add(&mut call, *declared, commands);
+        for id in group.iter().filter_map(Command::id) {
+            call.push_fmt(id);
         }
         call
     }
 
     /// Returns the call that removes an id which may belong to another program.
     pub(super) fn release_member(&self, keys: &Keys<'_>, id: &str) -> RedisCommand {
-        let call = self.without_sender(keys).args([keys.name, "0", "0"]);
-        call.args(["4", "release", "2", "unknown", id])
+        let call = self.machine(keys, None).args([keys.name, "0", "0"]);
+        call.args(["release", "2", "unknown", id])
     }
 
     /// Returns the call that changes the limits of a name.
     pub(super) fn change_limits(&self, keys: &Keys<'_>, change: &Command) -> RedisCommand {
-        let mut call = self.without_sender(keys);
+        let mut call = self.machine(keys, None);
         let capacity = match change {
             Command::ChangeLimits { capacity, .. } => capacity.unwrap_or_default(),
             _ => 0,
@@ -145,28 +258,29 @@ impl Scripts {
         call
     }
 
-    /// Returns the beginning of a call without a sender: our own waiters are woken, instead of being granted in the
-    /// reply.
-    fn without_sender(&self, keys: &Keys<'_>) -> RedisCommand {
-        let mut call = RedisCommand::script_call(&self.semaphores.hash).arg_fmt(KINDS.len());
-        keys.add_keys(&mut call);
-        keys.common(call, None)
+    /// Returns the beginning of a call of the machine. Without a sender, our own waiters are woken instead of being granted
+    /// in the reply.
+    fn machine(&self, keys: &Keys<'_>, sender: Option<ClientId>) -> RedisCommand {
+        let mut call = RedisCommand::script_call(&self.machine.hash);
+        call.push_fmt(KINDS.len());
+        for (kind, _) in KINDS {
+            call.push_parts(&[keys.namespace, kind, &keys.written]);
+        }
+        keys.common(call, sender)
     }
 }
 
 /// Whether [`Scripts::release_member`] found something to remove.
 pub(super) fn was_removed(answer: &Value) -> Result<bool, String> {
     match answer {
-        Value::Array(fields) => Ok(removed(fields.first().unwrap_or(&Value::Nil))? != Role::Nobody),
+        Value::Array(fields) => Ok(removed(fields.get(1).unwrap_or(&Value::Nil))? != Role::Nobody),
         other => Err(unexpected(other)),
     }
 }
 
-/// Inserts the machine into the script, and the transitions into the machine.
-fn with_machine(script: &str) -> String {
-    let machine = with_branches(MACHINE, "-- TRANSITIONS\n", "transition", &TRANSITIONS);
-    assert!(script.contains("-- MACHINE\n"), "the script has no place for the machine");
-    script.replace("-- MACHINE\n", &machine)
+/// Returns the machine with its transitions.
+fn with_transitions() -> String {
+    with_branches(MACHINE, "-- TRANSITIONS\n", "transition", &TRANSITIONS)
 }
 
 /// Inserts a branch for each value that `variable` may have. Branches are used because a script pays for every function
@@ -196,6 +310,17 @@ pub(super) const KINDS: [(&str, &str); 10] = [
     (":semaphore_slots:", "string"),
     (":semaphore_foreign:", "string"),
 ];
+
+/// The indexes of the keys in [`KINDS`].
+const MAIN: usize = 0;
+const TTL: usize = 1;
+const MAX: usize = 2;
+const WAITING: usize = 3;
+const ALIVE: usize = 4;
+const FENCE: usize = 5;
+const INFO: usize = 6;
+const LIMITS: usize = 7;
+const FOREIGN: usize = 9;
 
 /// Returns the keys of a name, in the order of KEYS. `written` is the name as it is written in a key.
 pub(super) fn storage_keys(namespace: &str, written: &str) -> [String; KINDS.len()] {
@@ -267,10 +392,11 @@ impl<'a> Keys<'a> {
         format!("{}:semaphore_waiting:{}", self.namespace, self.written)
     }
 
-    /// Adds the keys, in the order of KEYS.
-    fn add_keys(&self, call: &mut RedisCommand) {
-        for (kind, _) in KINDS {
-            call.push_parts(&[self.namespace, kind, &self.written]);
+    /// Adds the number of these keys, and the keys.
+    fn add_some(&self, call: &mut RedisCommand, kinds: &[usize]) {
+        call.push_fmt(kinds.len());
+        for kind in kinds {
+            call.push_parts(&[self.namespace, KINDS[*kind].0, &self.written]);
         }
     }
 
@@ -288,8 +414,6 @@ impl<'a> Keys<'a> {
 
     /// Adds the part of a call that concerns this name.
     fn add(&self, call: &mut RedisCommand, declared: Declared, commands: &[Command]) {
-        let groups = || commands.chunk_by(are_one_group);
-        let counted = |group: &[Command]| 2 + count(group);
         call.push(self.name);
         call.push_fmt(declared.capacity);
         let is_new = u8::from(declared.is_new);
@@ -300,8 +424,7 @@ impl<'a> Keys<'a> {
                 call.push_fmt(format_args!("{is_new} {rate_is_new} {}", rate_text(Some(rate))));
             }
         }
-        call.push_fmt(groups().map(counted).sum::<usize>());
-        for group in groups() {
+        for group in commands.chunk_by(are_one_group) {
             call.push(transition(&group[0]));
             call.push_fmt(count(group));
             match &group[0] {
@@ -376,33 +499,146 @@ fn add_limit_change(call: &mut RedisCommand, change: &LimitChange) {
     }
 }
 
-/// Decodes the answer to the commands of one name. No tag and no sentinel value travels further inward.
-pub(super) fn decode(commands: &[Command], value: Value) -> Result<Reply, String> {
-    let Value::Array(fields) = value else { return Err(unexpected(&value)) };
-    let mut fields = fields.into_iter();
-    let mut next = || fields.next().ok_or("the answer of a script is incomplete");
-    let mut reply = Reply::default();
-    for command in commands {
-        reply.outcomes.push(match command {
-            Command::Sweep => Outcome::Swept,
-            Command::Release { .. } => Outcome::Removed(removed(&next()?)?),
-            _ => outcome(&next()?, [next()?, next()?, next()?])?,
-        });
-    }
-    reply.next_expiry = span(next()?)?;
-    reply.foreign = next()?.read::<i64>()? != 0;
-    while let Ok(id) = next() {
-        if let Value::Int(_) = id {
-            reply.next_token = span(id)?;
+/// Decodes the answers to the calls for one name into one reply, and returns it with the server's time, if it was read. No
+/// tag and no sentinel value travels further inward.
+pub(super) fn decode(
+    commands: &[Command],
+    answers: impl IntoIterator<Item = (Form, usize, Value)>,
+) -> Result<(Reply, Option<Time>), String> {
+    let mut decoder = Decoder { commands, reply: Reply::default(), time: None };
+    for (form, count, answer) in answers {
+        let (group, rest) = decoder.commands.split_at(count.min(decoder.commands.len()));
+        decoder.commands = rest;
+        // A small script that does not serve its case has changed nothing.
+        if form != Form::Machine && answer == Value::Nil {
+            decoder.reply.outcomes.extend(group.iter().map(|_| Outcome::Unapplied));
             continue;
         }
-        let id: String = id.read()?;
-        let id = id
-            .parse()
-            .map_err(|_| format!("a permit was granted to {id:?}, which is not an id"))?;
-        reply.effects.granted.push((id, held([next()?, next()?, next()?])?, ()));
+        let Value::Array(fields) = answer else { return Err(unexpected(&answer)) };
+        let mut fields = fields.into_iter();
+        decoder.call(form, group, &mut || {
+            fields.next().ok_or_else(|| "the answer of a script is incomplete".to_owned())
+        })?;
     }
-    Ok(reply)
+    Ok((decoder.reply, decoder.time))
+}
+
+struct Decoder<'a> {
+    /// The commands whose answers come next.
+    commands: &'a [Command],
+    reply: Reply,
+    time: Option<Time>,
+}
+
+impl Decoder<'_> {
+    /// Decodes the answer to one call for these commands. The header of each script describes the answer.
+    fn call(
+        &mut self,
+        form: Form,
+        group: &[Command],
+        next: &mut impl FnMut() -> Result<Value, String>,
+    ) -> Result<(), String> {
+        match form {
+            Form::Machine => self.machine(group, next),
+            Form::Acquire => {
+                self.time(next()?)?;
+                self.outlook(&next()?)?;
+                let first: u64 = next()?.read()?;
+                for (fence, command) in (first..).zip(group) {
+                    let Command::Enqueue { terms, .. } = command else { continue };
+                    let valid_for = terms.lease.into_iter().chain(terms.ttl).min();
+                    self.held(Held { slot_number: None, fence: Fence::new(fence), valid_for });
+                }
+                Ok(())
+            }
+            Form::Release => {
+                self.outlook(&next()?)?;
+                for _ in group {
+                    let was_held = next()?.read::<i64>()? == 1;
+                    let role = if was_held { Role::Holder } else { Role::Nobody };
+                    self.reply.outcomes.push(Outcome::Removed(role));
+                }
+                let Ok(delay) = next() else { return Ok(()) };
+                self.reply.next_expiry = span(delay)?;
+                self.time(next()?)?;
+                self.granted(next)
+            }
+            Form::Renew => {
+                for _ in group {
+                    let fence = Fence::new(next()?.read()?);
+                    let valid_for = Some(Span::from_micros(next()?.read()?));
+                    self.held(Held { slot_number: None, fence, valid_for });
+                }
+                Ok(())
+            }
+            Form::Query => {
+                let ahead = usize::try_from(next()?.read::<u64>()?).unwrap_or(usize::MAX);
+                self.reply.outcomes.push(Outcome::Waiting { ahead });
+                self.reply.next_expiry = span(next()?)?;
+                self.reply.outlook = Some(Outlook::Queue);
+                self.time(next()?)
+            }
+        }
+    }
+
+    fn machine(
+        &mut self,
+        group: &[Command],
+        next: &mut impl FnMut() -> Result<Value, String>,
+    ) -> Result<(), String> {
+        self.time(next()?)?;
+        for command in group {
+            let outcome = match command {
+                Command::Sweep => Outcome::Swept,
+                Command::Release { .. } => Outcome::Removed(removed(&next()?)?),
+                _ => outcome(&next()?, [next()?, next()?, next()?])?,
+            };
+            self.reply.outcomes.push(outcome);
+        }
+        self.reply.next_expiry = span(next()?)?;
+        self.outlook(&next()?)?;
+        self.granted(next)
+    }
+
+    /// Decodes what follows: the delay until the next token, and the permits that were granted to our waiters.
+    fn granted(&mut self, next: &mut impl FnMut() -> Result<Value, String>) -> Result<(), String> {
+        while let Ok(id) = next() {
+            if let Value::Int(_) = id {
+                self.reply.next_token = span(id)?;
+                continue;
+            }
+            let id: String = id.read()?;
+            let id = id
+                .parse()
+                .map_err(|_| format!("a permit was granted to {id:?}, which is not an id"))?;
+            self.reply.effects.granted.push((id, held([next()?, next()?, next()?])?, ()));
+        }
+        Ok(())
+    }
+
+    fn held(&mut self, held: Held) {
+        self.reply.outcomes.push(Outcome::Held(held));
+    }
+
+    fn time(&mut self, micros: Value) -> Result<(), String> {
+        self.time = Some(Time::from_micros(micros.read()?));
+        Ok(())
+    }
+
+    fn outlook(&mut self, outlook: &Value) -> Result<(), String> {
+        self.reply.outlook = Some(match word(outlook)? {
+            b"room" => Outlook::Room,
+            b"full" => Outlook::Full,
+            b"queue" => Outlook::Queue,
+            b"special" => Outlook::Special,
+            b"shared" => {
+                self.reply.foreign = true;
+                Outlook::Special
+            }
+            _ => return Err(unexpected(outlook)),
+        });
+        Ok(())
+    }
 }
 
 /// Decodes the answer to a release.

@@ -12,18 +12,20 @@ use redis::{Connection, Value};
 use testkit::redis_cluster::RedisCluster;
 use testkit::redis_server::RedisServer;
 
-use super::scripts::{Keys, Scripts, decode};
+use super::command::RedisCommand;
+use super::scripts::{Form, KINDS, Keys, Scripts, decode, storage_keys};
+use super::value::Value as RedisValue;
 use crate::clock::{Span, Time};
 use crate::machine::tests::{declared, limit_change, share};
 use crate::machine::{
-    Circumstances, Command, Declared, Effects, Held, LimitChange, Machine, Outcome, Rate, Reach,
-    ReleaseHint, Row, Share, Terms, TokenBucket,
+    Circumstances, Command, Declared, Effects, Held, LimitChange, Machine, Outcome, Outlook, Rate,
+    Reach, ReleaseHint, Row, Share, Terms, TokenBucket,
 };
 use crate::{AcquisitionId, ClientId};
 
 pub(super) mod by_crate;
 
-use by_crate::{query, query_array};
+use by_crate::{query, try_query};
 
 const CLIENTS: usize = 3;
 /// The hash tag puts it into the slot of the name.
@@ -68,16 +70,24 @@ impl Ask {
                 let label = (number % 2 == 0).then(|| "a label with spaces".into());
                 Command::Enqueue { id: id(number), declared, wait, terms, share, label }
             }
-            Self::Renew { number, terms } => Command::Renew { id: id(number), terms },
-            Self::Release { number } => {
+            Self::Renew { number, terms } => {
                 let id = id(number);
+                let holds = machine.holders().iter().any(|row| row.id == id);
+                Command::Renew { id, terms, holds }
+            }
+            Self::Release { number } => {
+                let holders = machine.holders();
+                let ours = |row: &&Row<'_, ()>| row.id.client() == client(from);
+                // Mostly an id that holds, if there is one.
+                let held = holders.iter().filter(ours).map(|row| row.id).next();
+                let id = held.filter(|_| number % 4 != 0).unwrap_or(id(number));
                 let limited = machine.is_limited(id);
                 let ordinary = |row: &&Row<'_, ()>| {
                     row.id == id && row.member.weight() == 1 && row.member.slot_number().is_none()
                 };
-                let holds = machine.holders().iter().any(|row| ordinary(&row));
+                let holds = holders.iter().any(|row| ordinary(&row));
                 let hint = match number % 4 {
-                    1 | 2 if holds => ReleaseHint::Held { limited },
+                    1..=3 if holds => ReleaseHint::Held { limited },
                     0 => ReleaseHint::Nothing,
                     _ => ReleaseHint::Unused,
                 };
@@ -151,12 +161,14 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         3 => (0..12_000_u64).prop_map(Step::Pass),
         2 => (0..CLIENTS, any::<bool>()).prop_map(|(client, reach)| Step::Reach(client, reach)),
     ];
-    (vec(step, 1..70), any::<bool>()).prop_map(|(steps, plain)| {
-        if plain { steps.into_iter().map(made_plain).collect() } else { steps }
+    (vec(step, 1..70), 0..8).prop_map(|(steps, kind)| match kind {
+        0 => steps,
+        1 => steps.into_iter().map(made_plain).collect(),
+        _ => steps.into_iter().map(made_plain).map(made_calm).collect(),
     })
 }
 
-/// Removes weights, slot numbers and rates, because the fast path of the script serves only names without them.
+/// Removes weights, slot numbers and rates, because the small scripts serve only names without them.
 fn made_plain(mut step: Step) -> Step {
     match &mut step {
         Step::ChangeLimits(_, change) if matches!(change, LimitChange::Rate(_)) => {
@@ -174,6 +186,35 @@ fn made_plain(mut step: Step) -> Step {
     step
 }
 
+/// Makes leases long, operators and TTLs rare, and most clients reachable, and sends one kind of command at a time.
+fn made_calm(step: Step) -> Step {
+    let long = |terms: &mut Terms, number: u64| {
+        terms.lease = terms.lease.map(|lease| Span::from_micros(lease.micros() * 40));
+        terms.ttl = terms.ttl.filter(|_| number == 0);
+    };
+    match step {
+        Step::Ask(from, mut asks) => {
+            let first = std::mem::discriminant(&asks[0]);
+            asks.retain(|ask| std::mem::discriminant(ask) == first);
+            asks.truncate(2);
+            for ask in &mut asks {
+                match ask {
+                    Ask::Enqueue { number, terms, declared, .. } => {
+                        long(terms, *number);
+                        declared.capacity = 6;
+                    }
+                    Ask::Renew { number, terms } => long(terms, *number),
+                    Ask::Release { .. } | Ask::Sweep => {}
+                }
+            }
+            Step::Ask(from, asks)
+        }
+        Step::ChangeLimits(..) => Step::ChangeLimits(None, LimitChange::Resume),
+        Step::Reach(client, _) => Step::Reach(client, true),
+        step => step,
+    }
+}
+
 /// The machine and Redis, side by side.
 struct Both {
     machine: Machine,
@@ -184,6 +225,22 @@ struct Both {
     listeners: Vec<Connection>,
     listening: Vec<bool>,
     now: u64,
+    served: Served,
+    /// What the last answer has reported.
+    outlook: Outlook,
+    /// The keys that are lists, of another program.
+    others: BTreeSet<String>,
+}
+
+/// How many commands the scripts have served.
+#[derive(Clone, Copy, Default, Debug)]
+struct Served {
+    by_machine: usize,
+    /// By each of the small scripts.
+    by_small: [usize; 4],
+    /// How many commands each of the small scripts has refused.
+    refused: [usize; 4],
+    batches: usize,
 }
 
 /// What a test observes of a batch.
@@ -258,6 +315,9 @@ impl Both {
             listeners: (0..CLIENTS).map(|_| listener(place)).collect(),
             listening: vec![false; CLIENTS],
             now: 1_700_000_000_000_000,
+            served: Served::default(),
+            outlook: Outlook::Room,
+            others: BTreeSet::new(),
         }
     }
 
@@ -374,15 +434,55 @@ impl Both {
             _ => None,
         });
         let declared = declared.unwrap_or(Declared::capacity(0, false));
-        let call = match commands {
+        let calls = match commands {
             [change @ Command::ChangeLimits { .. }] => {
-                self.scripts.change_limits(&self.keys[0], change)
+                let call = self.scripts.change_limits(&self.keys[0], change);
+                vec![(call, Form::Machine, 1)]
             }
-            _ => self.scripts.apply(&[(self.keys[from].clone(), declared, commands)]),
+            _ => self.calls(from, declared, commands),
         };
-        let mut answers = query_array(&call, &mut self.connection);
-        let answer = decode(commands, answers.remove(1)).unwrap();
+        let (mut answers, mut rest, mut knows_expiry) = (Vec::new(), commands, true);
+        for (call, mut form, count) in calls {
+            let (group, others) = rest.split_at(count);
+            rest = others;
+            let before = (form != Form::Machine).then(|| self.dump());
+            let mut answer = query(&call, &mut self.connection).checked().unwrap();
+            if form != Form::Machine {
+                let small = form as usize - 1;
+                let tally = if answer == RedisValue::Nil {
+                    &mut self.served.refused
+                } else {
+                    &mut self.served.by_small
+                };
+                tally[small] += count;
+            }
+            if answer == RedisValue::Nil {
+                assert!(
+                    Some(self.dump()) == before,
+                    "{form:?} has changed something for {group:?}"
+                );
+                let call = self.scripts.apply(&self.keys[from], declared, group);
+                (form, answer) = (Form::Machine, query(&call, &mut self.connection));
+            }
+            if form == Form::Machine {
+                self.served.by_machine += count;
+            }
+            knows_expiry = form != Form::Renew;
+            answers.push((form, count, answer));
+        }
+        let (mut answer, _) = decode(commands, answers).unwrap();
+        if !knows_expiry {
+            answer.next_expiry = expected.next_expiry;
+        }
         assert!(!answer.foreign, "nobody else takes part");
+        self.outlook = answer.outlook.unwrap_or(self.outlook);
+        match answer.outlook {
+            Some(Outlook::Room | Outlook::Full | Outlook::Quiet) => {
+                assert!(expected.waiters.is_empty());
+            }
+            Some(Outlook::Queue) => assert!(!expected.waiters.is_empty()),
+            Some(Outlook::Special) | None => {}
+        }
         let wake_ups = expected.wake_ups.iter().zip(&mut self.listeners);
         let wake_ups = wake_ups.map(|(expected, listener)| {
             expected.iter().map(|_| wake_up(listener)).collect::<Vec<String>>()
@@ -415,6 +515,45 @@ impl Both {
 }
 
 impl Both {
+    /// Returns the calls for a batch, by a client that expects something else of the name each time.
+    fn calls(
+        &mut self,
+        from: usize,
+        declared: Declared,
+        commands: &[Command],
+    ) -> Vec<(RedisCommand, Form, usize)> {
+        use Outlook::{Full, Queue, Quiet, Room, Special};
+        let (last, outlooks) = (self.outlook, [Room, Quiet, Full, Queue]);
+        self.served.batches += 1;
+        let at = self.served.batches % 12;
+        let outlook = if at == 4 { Special } else { outlooks.get(at).copied().unwrap_or(last) };
+        self.scripts.calls(&self.keys[from], declared, commands, outlook)
+    }
+
+    /// Returns everything that is stored, with the moments when it expires.
+    fn dump(&mut self) -> Vec<String> {
+        let mut dump = redis::pipe();
+        for (key, (_, kind)) in storage_keys("ns", NAME).into_iter().zip(KINDS) {
+            match kind {
+                _ if self.others.contains(&key) => dump.cmd("LRANGE").arg(&key).arg("0").arg("-1"),
+                "zset" => dump.cmd("ZRANGE").arg(&key).arg("0").arg("-1").arg("WITHSCORES"),
+                "hash" => dump.cmd("HGETALL").arg(&key),
+                _ => dump.cmd("GET").arg(&key),
+            };
+            dump.cmd("PEXPIRETIME").arg(&key);
+        }
+        let values: Vec<Value> = dump.query(&mut self.connection).unwrap();
+        // The fields of a hash have no order.
+        let sorted = |value: Value| match value {
+            Value::Array(values) => {
+                let pairs = values.chunks(2).map(|pair| format!("{pair:?}"));
+                pairs.collect::<BTreeSet<_>>().into_iter().collect()
+            }
+            value => format!("{value:?}"),
+        };
+        values.into_iter().map(sorted).collect()
+    }
+
     fn limits(&mut self) -> Limits {
         let mut get = |kind: &str| -> Vec<u8> {
             let key = format!("ns:semaphore_{kind}:{NAME}");
@@ -487,17 +626,183 @@ fn forget_claim(wake_up: &mut String) {
     *wake_up = [fields[0], fields[1], fields[2], fields[3], fields[5]].join(" ");
 }
 
+/// `SCRIPTS_AGREE_TIMES` repeats this test so many times as often, on other commands.
 #[test]
 fn the_machine_and_lua_agree() {
-    let sent = agree(&Place::Server(Box::new(RedisServer::start())), 1300);
-    assert!(sent >= 100_000, "{sent} commands");
+    let times = std::env::var("SCRIPTS_AGREE_TIMES").map_or(1, |times| times.parse().unwrap());
+    let served = agree(&Place::Server(Box::new(RedisServer::start())), 2000 * times);
+    let by_small = served.by_small.iter().sum::<usize>();
+    let all = served.by_machine + by_small;
+    let enough = 80_000 * times as usize;
+    assert!(all >= enough && by_small >= enough / 20, "{served:?}");
+    assert!(served.by_small.iter().chain(&served.refused).all(|count| *count > 0), "{served:?}");
 }
 
 /// The scripts are the same, but the keys, the channels and the restrictions of a node are not.
 #[test]
 fn the_machine_and_lua_agree_in_a_cluster() {
-    let sent = agree(&Place::Cluster(RedisCluster::start_primaries(3)), 400);
-    assert!(sent >= 30_000, "{sent} commands");
+    let served = agree(&Place::Cluster(RedisCluster::start_primaries(3)), 500);
+    let by_small = served.by_small.iter().sum::<usize>();
+    assert!(served.by_machine >= 15_000 && by_small >= 1000, "{served:?}");
+}
+
+/// A situation in which a small script serves a command, and what can be in its way.
+struct Common {
+    form: Form,
+    outlook: Outlook,
+    /// The commands before it, of two clients.
+    before: Vec<(usize, Command)>,
+    commands: Vec<Command>,
+}
+
+fn common_cases() -> Vec<Common> {
+    use Outlook::{Full, Queue, Room};
+    let id = |client_number, number| AcquisitionId::new(client(client_number), number);
+    let enqueue = |id, ttl: Option<u64>| {
+        let terms = Terms { lease: Some(Span::from_millis(5000)), ttl: ttl.map(Span::from_millis) };
+        let (declared, share) = (Declared::capacity(2, false), Share::ONE);
+        Command::Enqueue { id, declared, wait: true, terms, share, label: Some("label".into()) }
+    };
+    let release = |id, limited| Command::Release { id, hint: ReleaseHint::Held { limited } };
+    let terms = Terms { lease: Some(Span::from_millis(6000)), ttl: None };
+    let renew = |id, holds| Command::Renew { id, terms, holds };
+    let one = |ttl| vec![(0, enqueue(id(0, 1), ttl))];
+    let two = |ttl| [one(ttl), vec![(0, enqueue(id(0, 2), ttl))]].concat();
+    let queue = |from| [two(None), vec![(from, enqueue(id(from, 3), None))]].concat();
+    let case = |form, outlook, before, commands| Common { form, outlook, before, commands };
+    vec![
+        case(Form::Acquire, Room, vec![], vec![enqueue(id(0, 5), None)]),
+        case(Form::Acquire, Room, vec![], vec![enqueue(id(0, 5), Some(9000))]),
+        case(Form::Acquire, Room, one(None), vec![enqueue(id(0, 5), None)]),
+        case(Form::Acquire, Room, one(Some(9000)), vec![enqueue(id(0, 5), Some(9000))]),
+        case(Form::Acquire, Room, vec![], vec![enqueue(id(0, 5), None), enqueue(id(0, 6), None)]),
+        case(Form::Release, Room, one(None), vec![release(id(0, 1), false)]),
+        case(Form::Release, Room, two(Some(9000)), vec![release(id(0, 1), true)]),
+        case(Form::Release, Full, two(None), vec![release(id(0, 1), false)]),
+        case(Form::Release, Queue, queue(0), vec![release(id(0, 1), false)]),
+        case(Form::Release, Queue, queue(1), vec![release(id(0, 1), false)]),
+        case(Form::Renew, Full, two(None), vec![renew(id(0, 1), true), renew(id(0, 2), true)]),
+        case(Form::Renew, Full, two(Some(9000)), vec![renew(id(0, 1), true)]),
+        case(Form::Renew, Queue, queue(1), vec![renew(id(0, 1), true)]),
+        case(Form::Query, Queue, queue(0), vec![renew(id(0, 3), false)]),
+    ]
+}
+
+impl Both {
+    /// Returns the state before the commands of a common case.
+    fn before(place: &Place, case: &Common) -> Self {
+        let mut both = Self::new(place);
+        (0..CLIENTS).for_each(|client| both.listen(client, true));
+        redis::cmd("SET").arg(NOW).arg(both.now).exec(&mut both.connection).unwrap();
+        for (from, command) in &case.before {
+            both.send(*from, std::slice::from_ref(command), Outlook::Special);
+        }
+        both
+    }
+
+    /// Returns the form of the only call for these commands, and its answer, unless it failed.
+    fn send(
+        &mut self,
+        from: usize,
+        commands: &[Command],
+        outlook: Outlook,
+    ) -> (Form, Option<RedisValue>) {
+        let declared = Declared::capacity(2, false);
+        let calls = self.scripts.calls(&self.keys[from], declared, commands, outlook);
+        let [(call, form, _)] = &calls[..] else { panic!("{} calls", calls.len()) };
+        (*form, try_query(call, &mut self.connection).ok())
+    }
+
+    fn is_served(&mut self, case: &Common) -> bool {
+        let (form, answer) = self.send(0, &case.commands, case.outlook);
+        assert_eq!(form, case.form);
+        matches!(answer, Some(RedisValue::Array(_)))
+    }
+
+    /// Checks that the small script of this case changes nothing now. Returns whether it refuses.
+    fn changes_nothing_or_serves(&mut self, case: &Common, why: &str) -> bool {
+        let before = self.dump();
+        let is_served = self.is_served(case);
+        let is_unchanged = self.dump() == before;
+        assert!(
+            is_served || is_unchanged,
+            "{:?} refuses because of {why}, and changes something",
+            case.form
+        );
+        !is_served
+    }
+}
+
+#[test]
+fn a_small_script_that_refuses_a_command_changes_nothing() {
+    let place = Place::Server(Box::new(RedisServer::start()));
+    let mut refusals = [0; 5];
+    for case in common_cases() {
+        assert!(Both::before(&place, &case).is_served(&case), "{:?}", case.form);
+        let mut refused = |both: &mut Both, why: &str| {
+            if both.changes_nothing_or_serves(&case, why) {
+                refusals[case.form as usize] += 1;
+            }
+        };
+        // Each of the keys belongs to another program.
+        for key in storage_keys("ns", NAME) {
+            let mut both = Both::before(&place, &case);
+            redis::cmd("DEL").arg(&key).exec(&mut both.connection).unwrap();
+            redis::cmd("RPUSH").arg(&key).arg("theirs").exec(&mut both.connection).unwrap();
+            both.others.insert(key.clone());
+            refused(&mut both, &key);
+        }
+        // Another program takes part, has removed a key, or has written into it.
+        for key in storage_keys("ns", NAME) {
+            let mut both = Both::before(&place, &case);
+            redis::cmd("DEL").arg(&key).exec(&mut both.connection).unwrap();
+            refused(&mut both, &format!("no {key}"));
+        }
+        for (kind, score) in
+            [("main", "4000000000"), ("waiting", "1"), ("waiting_heartbeat", "1"), ("ttl", "1")]
+        {
+            let mut both = Both::before(&place, &case);
+            let key = format!("ns:semaphore_{kind}:{NAME}");
+            redis::cmd("ZADD")
+                .arg(&key)
+                .arg(score)
+                .arg("theirs")
+                .exec(&mut both.connection)
+                .unwrap();
+            refused(&mut both, &format!("a foreign member of {key}"));
+        }
+        for (kind, text) in [
+            ("max", "many"),
+            ("max", "1"),
+            ("max", "1e400"),
+            ("fence", "-1"),
+            ("fence", "nan"),
+            ("limits", "1 1 - 0 - - - - -\n\n"),
+        ] {
+            let mut both = Both::before(&place, &case);
+            let key = format!("ns:semaphore_{kind}:{NAME}");
+            redis::cmd("SET").arg(&key).arg(text).exec(&mut both.connection).unwrap();
+            refused(&mut both, &format!("{key} = {text}"));
+        }
+        // Nobody listens, or everything has expired.
+        let mut both = Both::before(&place, &case);
+        (0..CLIENTS).for_each(|client| both.listen(client, false));
+        refused(&mut both, "a client that does not listen");
+        let mut both = Both::before(&place, &case);
+        redis::cmd("SET").arg(NOW).arg(both.now + 60_000_000).exec(&mut both.connection).unwrap();
+        refused(&mut both, "expired members");
+        // The server is full: a script may not even begin to write.
+        let mut both = Both::before(&place, &case);
+        let set =
+            |memory: &str| redis::cmd("CONFIG").arg("SET").arg("maxmemory").arg(memory).to_owned();
+        set("1").exec(&mut both.connection).unwrap();
+        let before = both.dump();
+        let is_served = both.is_served(&case);
+        let is_unchanged = both.dump() == before;
+        set("0").exec(&mut both.connection).unwrap();
+        assert!(is_served || is_unchanged, "{:?} changes something on a full server", case.form);
+    }
+    assert!(refusals[1..].iter().all(|refused| *refused >= 10), "{refusals:?}");
 }
 
 /// A script that removed all of them at once would block the server.
@@ -535,19 +840,20 @@ fn very_many_expired_holders_are_removed_in_parts() {
     let enqueue = Command::Enqueue { id, declared, wait: true, terms, share, label: None };
     redis::cmd("SET").arg(NOW).arg(both.now).exec(&mut both.connection).unwrap();
     let mut apply = |commands: &[Command]| {
-        let call = both.scripts.apply(&[(both.keys[0].clone(), declared, commands)]);
-        let mut answers = query_array(&call, &mut both.connection);
+        let call = both.scripts.apply(&both.keys[0], declared, commands);
+        let answer = query(&call, &mut both.connection);
         let held: usize = redis::cmd("ZCARD").arg(key("main")).query(&mut both.connection).unwrap();
-        (decode(commands, answers.remove(1)).unwrap(), held)
+        let answer = [(Form::Machine, commands.len(), answer)];
+        (decode(commands, answer).unwrap().0, held)
     };
     let (reply, mut left) = apply(&[enqueue]);
     assert!(matches!(reply.outcomes[..], [Outcome::Waiting { .. }]), "{:?}", reply.outcomes);
     assert!(EXPIRED - left <= 5000, "{left} are left");
-    let (reply, _) = apply(&[Command::Renew { id: ended, terms }]);
+    let (reply, _) = apply(&[Command::Renew { id: ended, terms, holds: true }]);
     assert_eq!(reply.outcomes, [Outcome::Gone]);
     let mut scripts = 2;
     loop {
-        let (reply, now_left) = apply(&[Command::Renew { id, terms }]);
+        let (reply, now_left) = apply(&[Command::Renew { id, terms, holds: true }]);
         scripts += 1;
         if let [Outcome::Held(_)] = reply.outcomes[..] {
             assert_eq!(now_left, 1);
@@ -560,19 +866,19 @@ fn very_many_expired_holders_are_removed_in_parts() {
     assert!((20..=25).contains(&scripts), "{scripts} scripts");
 }
 
-/// Returns the number of commands that were compared.
-fn agree(place: &Place, cases: u32) -> usize {
+/// Returns how many commands were compared.
+fn agree(place: &Place, cases: u32) -> Served {
     let config = ProptestConfig { cases, failure_persistence: None, ..Default::default() };
-    let commands_sent = Cell::new(0);
+    let served = Cell::new(Served::default());
     proptest!(config, |(steps in steps())| {
         let mut both = Both::new(place);
+        both.served = served.get();
         for step in steps {
             match step {
                 Step::Pass(micros) => both.now += micros,
                 Step::Reach(client, reach) => both.listen(client, reach),
                 Step::ChangeLimits(capacity, change) => {
                     let command = [Command::ChangeLimits { capacity, change }];
-                    commands_sent.set(commands_sent.get() + 1);
                     let mut expected = both.by_machine(CLIENTS, &command);
                     let mut seen = both.by_redis(CLIENTS, &command, &expected);
                     if let [Command::ChangeLimits { change: LimitChange::Rate(_), .. }] = &command {
@@ -585,7 +891,6 @@ fn agree(place: &Place, cases: u32) -> usize {
                 Step::Cancel { from, whose, number } => {
                     let id = AcquisitionId::new(client(whose), number);
                     let commands = [Command::Release { id, hint: ReleaseHint::Nothing }];
-                    commands_sent.set(commands_sent.get() + 1);
                     let expected = both.by_machine(from, &commands);
                     let seen = both.by_redis(from, &commands, &expected);
                     prop_assert_eq!(seen, expected, "after {:?} from {}", commands, from);
@@ -593,13 +898,13 @@ fn agree(place: &Place, cases: u32) -> usize {
                 Step::Ask(from, asks) => {
                     let commands: Vec<_> =
                         asks.into_iter().map(|ask| ask.command(from, &both.machine)).collect();
-                    commands_sent.set(commands_sent.get() + commands.len());
                     let expected = both.by_machine(from, &commands);
                     let seen = both.by_redis(from, &commands, &expected);
                     prop_assert_eq!(seen, expected, "after {:?} from {}", commands, from);
                 }
             }
         }
+        served.set(both.served);
     });
-    commands_sent.get()
+    served.get()
 }

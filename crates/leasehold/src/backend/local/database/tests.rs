@@ -5,7 +5,7 @@ use testkit::local_store::LocalStore;
 use super::*;
 use crate::backend::{Answer, Part};
 use crate::clock::Span;
-use crate::machine::{Command, Declared, Held, Outcome, ReleaseHint, Share, Terms};
+use crate::machine::{Command, Declared, Held, Outcome, Outlook, ReleaseHint, Share, Terms};
 use crate::name::Name;
 use crate::{AcquisitionId, Error};
 
@@ -51,7 +51,12 @@ fn apply(store: &mut Database, command: Command) -> Result<Outcome, Error> {
     let name = Name::new("name", "x").unwrap();
     let answers = super::super::apply(
         store,
-        &[Part::Semaphore { name, declared: DECLARED, commands: vec![command] }],
+        &[Part::Semaphore {
+            name,
+            declared: DECLARED,
+            commands: vec![command],
+            outlook: Outlook::Special,
+        }],
     )?;
     let [Ok(Answer::Semaphore(reply))] = &answers[..] else { panic!("{answers:?}") };
     Ok(reply.outcomes[0])

@@ -70,7 +70,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
             ),
             2 => (prop::option::of(1..5_u32), limit_change(SCALE))
                 .prop_map(|(capacity, change)| Command::ChangeLimits { capacity, change }),
-            5 => (id(from), terms()).prop_map(|(id, terms)| Command::Renew { id, terms }),
+            5 => (id(from), terms()).prop_map(|(id, terms)| Command::Renew { id, terms, holds: true }),
             4 => (id(from), any::<bool>()).prop_map(|(id, unused)| {
                 let hint = if unused { ReleaseHint::Unused } else { ReleaseHint::Nothing };
                 Command::Release { id, hint }
@@ -493,7 +493,7 @@ fn steps_of_a_round(waiters: u64, clients: u64) -> u64 {
     let round = |store: &TestStore, turn: u64, holder: AcquisitionId| {
         let newcomer = id(2000 + turn, 0);
         store.enqueue("a", newcomer, true);
-        let renew = Command::Renew { id: newcomer, terms: Terms::default() };
+        let renew = Command::Renew { id: newcomer, terms: Terms::default(), holds: true };
         store.apply("a", 2000 + turn, &[renew, Command::Sweep]);
         store.sweep("a", turn);
         store.apply(
@@ -502,7 +502,7 @@ fn steps_of_a_round(waiters: u64, clients: u64) -> u64 {
             &[Command::Release { id: holder, hint: ReleaseHint::Nothing }],
         );
         let next = id(turn % clients, turn);
-        let renew = Command::Renew { id: next, terms: Terms::default() };
+        let renew = Command::Renew { id: next, terms: Terms::default(), holds: true };
         let applied = store.apply("a", turn % clients, &[renew]);
         assert!(matches!(applied.outcomes[..], [Outcome::Held(_)]), "{applied:?}");
         next

@@ -9,7 +9,7 @@ use super::*;
 use crate::LockId;
 use crate::backend::differential::locks::{KEYS, Seen, Step, by_machine, holder, id, key, steps};
 use crate::backend::redis::scripts::Scripts;
-use crate::backend::redis::tests::by_crate::{query, query_array};
+use crate::backend::redis::tests::by_crate::query;
 use crate::machine::lock::LockMachine;
 
 const NOW: &str = "test:now";
@@ -70,7 +70,7 @@ impl Both {
             }
             Step::Pass(_) => return Seen::Nothing,
         };
-        let outcome = self.ask_in_company(&command);
+        let outcome = self.send(&command);
         self.persist_all();
         match outcome {
             LockOutcome::Acquire(acquired) => Seen::Acquired(acquired),
@@ -110,32 +110,12 @@ impl Both {
             .then_some(another)
     }
 
-    /// Sends the command together with others, because several commands share a script call. The fast path serves
-    /// commands up to the first one that is not common. One time in four, this command comes after such a command.
-    fn ask_in_company(&mut self, command: &LockCommand) -> LockOutcome {
-        let (beside, held) = (Name::new("key", "beside").unwrap(), id(9));
-        let (key, holder) = (beside.clone(), holder(1));
-        let (ttl, notify) = (1000, NotifyWhen::Never);
-        let expected = Some(Fence::new(1));
-        let acquire = LockCommand::Acquire { key, id: held, ttl, notify, holder, expected };
-        let release = LockCommand::Release { id: held, key: Some(beside.clone()), held: true };
-        let lookup = LockCommand::Lookup(LockRef::Key(beside));
+    fn send(&mut self, command: &LockCommand) -> LockOutcome {
         self.sent += 1;
-        let after_common = !self.sent.is_multiple_of(4);
-        let before = if after_common { [&acquire, &release] } else { [&lookup, &lookup] };
-        let commands = [before[0], before[1], command, &lookup];
-        let call =
-            self.lock_scripts.apply(&self.scripts, ClientId::from_bits(1), Slot::ONLY, &commands);
-        let answers = query_array(&call, &mut self.connection);
-        assert_eq!(answers.len(), commands.len());
-        let decode = |(command, answer)| self.lock_scripts.decode(command, answer).unwrap();
-        let mut outcomes: Vec<_> = commands.into_iter().zip(&answers).map(decode).collect();
-        if after_common {
-            assert!(matches!(outcomes[0], LockOutcome::Acquire(Acquired::Held { .. })));
-            assert_eq!(outcomes[1], LockOutcome::Release(Verdict::Done(None)));
-        }
-        assert_eq!(outcomes[3], LockOutcome::Lookup(None));
-        outcomes.swap_remove(2)
+        let client = ClientId::from_bits(1);
+        let call = self.lock_scripts.call(&self.scripts, client, Slot::ONLY, command);
+        let answer = query(&call, &mut self.connection);
+        self.lock_scripts.decode(command, &answer).unwrap()
     }
 
     /// Checks that a lock and its index expire when the record says, and then persists both.

@@ -1,13 +1,76 @@
--- The machine of the fair semaphore: everything that the fast path of `apply.lua` does not handle. Returns the function
--- that serves one name, starting at one of its transitions.
+-- The fair semaphore: applies commands to one name. `machine.rs` has the argument. The scripts in `small/` serve the
+-- common cases with fewer keys, arguments and calls. This script serves everything.
+--
+-- KEYS    1 main     ZSET    holder -> renew_by
+--         2 ttl      ZSET    holder -> hold_until
+--         3 max      STRING  the capacity
+--         4 waiting  ZSET    waiter -> when it was enqueued
+--         5 alive    ZSET    waiter -> alive_by; and marks of cancelled waiters: see `mark_cancelled`
+--         6 fence    STRING  the last fence; never expires
+--         7 info     HASH    id -> "fence since heartbeat ttl label" (microseconds; "-" is none). If the permit is not
+--                            ordinary, its weight and slot number follow the fence: see `field_of`
+--         8 limits   STRING  the pin, the pause, the rate and the extra weight, if any: see `read_capacity`. Never
+--                            expires; usually missing
+--         9 slots    STRING  a bit for each slot number that is taken
+--        10 foreign  STRING  when a member of another program was last seen here, in microseconds. Expires a minute
+--                            later
+-- ARGV    1 namespace
+--         2 client             the sender
+--         3 confirm_within     in microseconds
+--         4 foreign_heartbeat  of members of other programs, in microseconds
+--         5 channel            the end of the wake-up channels: "", or in a cluster ":" and a hash tag of the slot
+--         6 name
+--         7 capacity           the newest declaration of the sender; 0 if it has declared none
+--         8 declares           1 if this declaration is new; 0 if it counts only where no capacity is known. If the
+--                              sender also declares a rate, these follow: 1 if the rate is new, else 0; the count; the
+--                              period in microseconds; the burst
+--         and for each transition
+--         9 transition         its name
+--        10 arguments          the number of arguments that follow
+--         and the arguments of the transition
+-- Also, without being declared in KEYS: the channels of wake-ups (see `publish`), and
+-- {ns}:acquisition_notification:{id} of members of other programs, or of ours that such a program has granted a permit.
+-- In a cluster these lists are in other slots, unless the namespace has a hash tag. Without one, their members cannot
+-- be notified, and are passed over.
+-- Result  one flat list: the server's time in microseconds; for each id its outcome, as the transition says; the delay
+--         until the next expiry (-1: none); the outlook (see `outlook`); the delay until the next token, if the first
+--         waiter is the sender's and waits only for a token; for each waiter of the sender that was granted a permit its
+--         id, slot number, fence and valid_for
+--
+-- Lua does not roll back, so everything is read before anything is written. A key of the wrong type ends the work before
+-- anything has changed.
+local call, try = redis.call, redis.pcall
+local time = call('TIME')
+local NOW = time[1] * 1000000 + time[2]
+
+-- Scores are seconds with microseconds. They are formatted as text here: Redis would print a number with seventeen
+-- digits, which takes longer than the command itself.
+local function stamp(micros)
+  return string.format('%d.%06d', math.floor(micros / 1000000), micros % 1000000)
+end
+
+-- Redis stores a small collection as a list, and searches it from the beginning. From this many members on, a table is
+-- faster. A single member of more than 64 bytes makes Redis convert the list to a table, permanently.
+local TABLE_FROM = 24
+local LONG = string.rep('-', 65)
+
+-- Returns whether a member of another program is among the first and last members of a sorted set. Ours have ids of the
+-- form {the eleven characters of a client}-{number}.
+local function has_foreign(key, members)
+  local function is_foreign(first, last)
+    local ids = call('ZRANGE', key, first, last)
+    for i = 1, #ids do
+      if string.sub(ids[i], 12, 12) ~= '-' or not string.find(ids[i], '^%w+%-%d+$') then return true end
+    end
+  end
+  if members <= 100 then return is_foreign(0, -1) end
+  return is_foreign(0, 49) or is_foreign(-50, -1)
+end
 
 -- Another program may write any score, even an infinite one. Scores are cut off at a hundred years from now.
 local FAR = NOW + 3155760000000000
 
 local NOW_STAMP = stamp(NOW)
-
--- See TABLE_FROM.
-local LONG = string.rep('-', 65)
 
 -- The maximum number of ids in one call: `unpack` fails at about 8000.
 local PAGE = 1000
@@ -22,21 +85,20 @@ local EXPIRED_AT_ONCE = 5 * PAGE
 -- For how long a name counts as shared after a member of another program was seen, in milliseconds.
 local SHARED_FOR = 60000
 
--- All variables below belong to the name that is being served.
 local NAME, MAIN, TTL, MAX, WAITING, ALIVE, FENCE, INFO, LIMITS, SLOTS, FOREIGN
 -- The capacity that the sender declared last, whether that declaration is new, and the rate that it declares, if any.
 local DECLARED, DECLARES, RATE
 -- Whether a permit with a slot number was granted or renewed. SLOTS must outlive it.
-local numbered
+local numbered = false
 -- The numbers of holders, of holders with a TTL, and of waiters.
 local held, limited, queued
 -- Whether expired members have been removed. A whole request happens at one time, so once is enough.
-local expired
+local expired = false
 -- Whether some expired holders were left, because there are too many.
 local overdue
 local held_before
 -- The longest heartbeat in this call.
-local longest
+local longest = 0
 local capacity, last_fence
 -- The other limits, once `read_capacity` was called:
 -- - `pinned`: the pinned capacity; `declared`: the capacity that was declared since, or 0 if none ever was
@@ -50,20 +112,20 @@ local capacity, last_fence
 --   the write may fail on a server that is full
 local limits
 -- Whether the time at which the first waiter gets its token may have changed.
-local news
+local news = false
 -- Whether there were no holders and no waiters before. Then no expiry of a key has to be compared.
 local alone
 -- When a member of another program was last seen here; false: not in the last minute; nil: not read yet.
 local seen_at
 -- The values to write, gathered so that each key is written once; and the answer.
-local main, ttls, infos, max, waiting, alive
-local outcomes, granted
+local main, ttls, infos, max, waiting, alive = {}, {}, {}
+local outcomes, granted = { NOW }, {}
 -- The place of the waiter that was enqueued last.
 local place
 -- The clients that could not be notified of a permit, by the prefix of their ids. Their waiters keep their places.
-local out_of_reach
+local out_of_reach = {}
 -- The sender's waiters that were granted a permit in this call: id -> its fence, slot number and TTL.
-local holding
+local holding = {}
 
 -- The functions are defined inside a function of their own. Lua captures a variable of the enclosing function at once.
 -- For a variable of the same function, it searches the list of all captured variables, for each function that uses it.
@@ -792,13 +854,24 @@ function is_gathered()
   return #main > 0 or #infos > 0 or max or alive or limits and limits.changed
 end
 
--- Writes what is left to write, and returns the answer for the name.
+-- Returns what the sender may expect of the name. That decides which script it tries next.
+-- - "room": nobody waits, and units are free; "full": nobody waits
+-- - "queue": somebody waits
+-- - "special": the small scripts do not serve the name as it is, or its limits were not read
+-- - "shared": the same, because another program has members here, or had some in the last minute
+local function outlook()
+  if queued > 0 and is_shared() then return 'shared' end
+  if not limits or limits.pinned or limits.paused or limits.extra > 0 or limits.interval then return 'special' end
+  if queued > 0 then return limited > 0 and 'special' or 'queue' end
+  return held < capacity and 'room' or 'full'
+end
+
+-- Writes what is left to write, and returns the answer.
 local function finish()
   if is_gathered() then flush() end
-  local delay, foreign = -1, 0
+  local delay = -1
   local token = queued > 0 and next_token()
   if queued > 0 then
-    if is_shared() then foreign = 1 end
     local first = math.huge
     local function consider(score)
       if score then first = math.min(first, micros(score)) end
@@ -809,7 +882,7 @@ local function finish()
     if head then consider(call('ZSCORE', ALIVE, head)) end
     if first < math.huge then delay = math.max(first - NOW, 1) end
   end
-  add(outcomes, delay, foreign)
+  add(outcomes, delay, outlook())
   if token then outcomes[#outcomes + 1] = math.max(token, 1) end
   for i = 1, #granted do outcomes[#outcomes + 1] = granted[i] end
   return outcomes
@@ -898,29 +971,25 @@ end
 
 -- Reads what every transition needs. It is a separate function because a Lua function can capture no more than sixty
 -- variables.
-local function begin(at, keys, done)
-  local declares = ARGV[at + 2]
-  NAME, DECLARED, DECLARES, RATE = ARGV[at], ARGV[at + 1], string.sub(declares, 1, 1) == '1', nil
+local function begin()
+  local declares = ARGV[8]
+  NAME, DECLARED, DECLARES = ARGV[6], ARGV[7], string.sub(declares, 1, 1) == '1'
   if #declares > 1 then
     local is_new, count, period, burst = string.match(declares, '^%d (%d) (%d+) (%d+) (%d+)$')
     RATE = { is_new = is_new == '1', count = count, period = period, burst = burst }
   end
-  numbered, news = false, false
-  MAIN, TTL, MAX, WAITING, ALIVE, FENCE, INFO, LIMITS, SLOTS, FOREIGN = unpack(KEYS, keys + 1, keys + 10)
-  capacity, limits, last_fence, place, expired, overdue, seen_at = nil, nil, nil, nil, false, nil, nil
-  main, ttls, infos, max, waiting, alive = {}, {}, {}, nil, nil, nil
-  outcomes, granted, holding, out_of_reach = done, {}, {}, {}
+  MAIN, TTL, MAX, WAITING, ALIVE, FENCE, INFO, LIMITS, SLOTS, FOREIGN = unpack(KEYS)
   held, limited, queued = call('ZCARD', MAIN), call('ZCARD', TTL), call('ZCARD', WAITING)
   alone = held == 0 and queued == 0
-  held_before, longest = held, 0
+  held_before = held
 end
 
 -- Every command runs as expire, grant, the command, grant, except for the steps that `machine.rs` shows to be
 -- unnecessary.
-local function serve_name(at, keys, section, done)
-  begin(at, keys, done)
-  local stop = at + 3 + ARGV[at + 3]
-  while section <= stop do
+local function serve()
+  begin()
+  local section = 9
+  while section < #ARGV do
     local transition, first = ARGV[section], section + 2
     local last = section + 1 + ARGV[section + 1]
     section = last + 1
@@ -929,17 +998,15 @@ local function serve_name(at, keys, section, done)
   return finish()
 end
 
-return function(at, keys, section, done)
-  local served, result = pcall(serve_name, at, keys, section, done)
-  if not served then
-    -- Keep the waiters that were granted a permit, or enqueued, before the error.
-    if #main > 0 or waiting then pcall(flush) end
-    if type(result) ~= 'table' then
-      -- Older servers put the location before the error.
-      result = redis.error_reply(string.match(result, '%u%u%u+ .*') or result)
-    end
+local served, result = pcall(serve)
+if not served then
+  -- Keep the waiters that were granted a permit, or enqueued, before the error.
+  if #main > 0 or waiting then pcall(flush) end
+  if type(result) ~= 'table' then
+    -- Older servers put the location before the error.
+    result = redis.error_reply(string.match(result, '%u%u%u+ .*') or result)
   end
-  return result
 end
+return result
 
 end)()

@@ -2,22 +2,16 @@
 
 use super::*;
 use crate::AcquisitionId;
-use crate::backend::redis::{locks, pools};
 
 impl Scripts {
     /// Returns scripts that read the time from a key, in microseconds, instead of the server's clock.
     pub(in crate::backend::redis) fn with_injected_time(key: &str) -> Self {
-        let inject = |prelude: &str, read: &str, unit: u32| {
-            assert!(prelude.contains(read), "the function now() of the script was not found");
-            let instead = format!("return math.floor(call('GET', '{key}') / {unit})");
-            prelude.replace(read, &instead)
-        };
-        let time = "local time = call('TIME')\n  return time[1]";
-        Self::with_preludes(
-            &inject(APPLY, &format!("{time} * 1000000 + time[2]"), 1),
-            &inject(locks::PRELUDE, &format!("{time} * 1000 + math.floor(time[2] / 1000)"), 1000),
-            &inject(pools::PRELUDE, &format!("{time} * 1000000 + time[2]"), 1),
-        )
+        Self::with_time(|script| {
+            let read = "call('TIME')";
+            assert_eq!(script.matches(read).count(), 1, "how does it read the time? {script}");
+            // Seconds and microseconds, of any size.
+            script.replace(read, &format!("{{ 0, call('GET', '{key}') }}"))
+        })
     }
 }
 
@@ -75,7 +69,7 @@ fn commands(transition: &str) -> Vec<Command> {
     let terms = TERMS;
     let command = |id| match transition {
         "release" => Command::Release { id, hint: ReleaseHint::Held { limited: true } },
-        "renew" => Command::Renew { id, terms },
+        "renew" => Command::Renew { id, terms, holds: true },
         "sweep" => Command::Sweep,
         "change_limits" => {
             let (by, reason) = (BY.into(), Some(REASON.into()));
@@ -120,10 +114,10 @@ fn expected(transition: &str, name: &str) -> Vec<String> {
 fn sent(transition: &str) -> (Vec<String>, Vec<String>) {
     let written = (NAMESPACE, NAME.into());
     let keys = Keys::new(written, NAME, client(), CONFIRM_WITHIN, FOREIGN_HEARTBEAT);
-    let call = Scripts::new().apply(&[(keys, DECLARED, &commands(transition))]);
+    let call = Scripts::new().apply(&keys, DECLARED, &commands(transition));
     let mut arguments = call.iter().map(|bytes| String::from_utf8(bytes.to_vec()).unwrap());
     assert_eq!(arguments.next().unwrap(), "EVALSHA");
-    assert_eq!(arguments.next().unwrap(), Scripts::new().semaphores.hash);
+    assert_eq!(arguments.next().unwrap(), Scripts::new().machine.hash);
     let count = arguments.next().unwrap().parse().unwrap();
     let mut keys: Vec<_> = arguments.collect();
     let argv = keys.split_off(count);
@@ -132,10 +126,9 @@ fn sent(transition: &str) -> (Vec<String>, Vec<String>) {
 
 #[test]
 fn keys_are_those_of_the_header_in_its_order() {
-    let header = section(APPLY, "KEYS");
+    let header = section(MACHINE, "KEYS");
     let names: Vec<_> = header.iter().map(|entry| entry.name.to_uppercase()).collect();
-    let unpacked =
-        format!("{} = unpack(KEYS, keys + 1, keys + {})\n", names.join(", "), names.len());
+    let unpacked = format!("{} = unpack(KEYS)\n", names.join(", "));
     assert!(MACHINE.contains(&unpacked), "{unpacked}");
     for (transition, _) in TRANSITIONS {
         let (keys, _) = sent(transition);
@@ -153,7 +146,7 @@ fn keys_are_those_of_the_header_in_its_order() {
 #[test]
 fn arguments_are_those_of_the_headers_in_their_order() {
     for (transition, code) in TRANSITIONS {
-        let headers = [APPLY, code].map(|script| section(script, "ARGV"));
+        let headers = [MACHINE, code].map(|script| section(script, "ARGV"));
         for header in &headers {
             let positions: Vec<_> = header.iter().map(|entry| entry.position).collect();
             assert!(positions.iter().copied().eq(1..=header.len()), "{transition}: {positions:?}");
@@ -164,12 +157,11 @@ fn arguments_are_those_of_the_headers_in_their_order() {
         let specific: Vec<_> = specific.iter().flat_map(value).collect();
         let mut whole: Vec<_> = for_all.iter().flat_map(value).collect();
         let names: Vec<_> = of_a_name.iter().map(|entry| entry.name).collect();
-        assert_eq!(names, ["name", "capacity", "declares", "arguments", "transition", "arguments"]);
+        assert_eq!(names, ["name", "capacity", "declares", "transition", "arguments"]);
         let group = [transition.to_owned(), specific.len().to_string()].into_iter().chain(specific);
         let times = if is_alone(transition) { 2 } else { 1 };
         let group: Vec<_> = std::iter::repeat_n(group, times).flatten().collect();
-        let (capacity, count) = (CAPACITY.to_string(), group.len().to_string());
-        whole.extend([NAME.to_owned(), capacity, "1".to_owned(), count]);
+        whole.extend([NAME.to_owned(), CAPACITY.to_string(), "1".to_owned()]);
         whole.extend(group);
         assert_eq!(sent(transition).1, whole, "{transition}: {headers:#?}");
     }

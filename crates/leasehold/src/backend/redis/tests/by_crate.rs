@@ -11,19 +11,16 @@ pub(in crate::backend::redis) fn query(
     command: &RedisCommand,
     connection: &mut Connection,
 ) -> Value {
-    let packed = pack(std::slice::from_ref(command));
-    value(connection.req_packed_command(&packed).unwrap())
+    try_query(command, connection).unwrap()
 }
 
-/// Sends a command whose reply is an array, and returns its values.
-pub(in crate::backend::redis) fn query_array(
+/// Like [`query`], for a command that the server may refuse.
+pub(in crate::backend::redis) fn try_query(
     command: &RedisCommand,
     connection: &mut Connection,
-) -> Vec<Value> {
-    match query(command, connection) {
-        Value::Array(values) => values,
-        other => panic!("{other:?}"),
-    }
+) -> redis::RedisResult<Value> {
+    let packed = pack(std::slice::from_ref(command));
+    connection.req_packed_command(&packed).map(value)
 }
 
 /// Returns a value of that crate as one of ours.

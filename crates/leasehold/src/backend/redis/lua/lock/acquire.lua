@@ -9,10 +9,10 @@
 -- Also    the index of an expired record
 -- Result  1, fence, expires at, remaining | 0, 0, 0, remaining of the holder
 local lock, counter, waiting, other = unpack(KEYS, beside + 1, beside + 4)
-local id, notify = ARGV[first], ARGV[first + 3]
+local id, notify = ARGV[7], ARGV[10]
 local record = read(lock)
 local held = record and is_live(record)
-local remaining = held and math.max(record.expiresAtMs - NOW, 0) or tonumber(ARGV[first + 1])
+local remaining = held and math.max(record.expiresAtMs - NOW, 0) or tonumber(ARGV[8])
 local is_repeated = held and record.lockId == id
 if notify == 'always' or notify == 'if_locked' and held and not is_repeated then
   -- If another program has stored another type in this key, the client is not notified, and asks again by itself. A
@@ -48,6 +48,6 @@ local ends = NOW + remaining
 if record then forget_index(record) end
 -- `cjson.encode` would take twice the time.
 call('SET', lock, '{"lockId":"' .. id .. '","expiresAtMs":' .. ends .. ',"acquiredAtMs":' .. NOW
-  .. ',"key":' .. ARGV[first + 2] .. ',"fence":"' .. fence .. '"' .. ARGV[first + 4] .. '}', 'PXAT', ends)
-if not CLUSTER then call('SET', KEYS[keys + 1], index_of(lock), 'PXAT', ends) end
+  .. ',"key":' .. ARGV[9] .. ',"fence":"' .. fence .. '"' .. ARGV[11] .. '}', 'PXAT', ends)
+if not CLUSTER then call('SET', KEYS[1], index_of(lock), 'PXAT', ends) end
 return { 1, fence, ends, remaining }

@@ -4,11 +4,11 @@
 -- ARGV    1 how many milliseconds after its expiry a record may be removed ("-": never)
 -- Also    the index of an expired record
 -- Result  1 | 0
-local record = read(KEYS[keys + 1])
+local record = read(KEYS[1])
 if not record then return 0 end
-local after = tonumber(ARGV[first])
+local after = tonumber(ARGV[7])
 if after and record.expiresAtMs + after <= NOW then
-  call('DEL', KEYS[keys + 1])
+  call('DEL', KEYS[1])
   forget_index(record)
 end
 return is_live(record) and 1 or 0

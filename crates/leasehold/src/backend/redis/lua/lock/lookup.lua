@@ -4,7 +4,7 @@
 -- ARGV    1 lock id ("-": by key)
 -- Also    the lock that the index points to
 -- Result  the JSON of the record, or nothing
-local id, lock = ARGV[first], KEYS[keys + 1]
+local id, lock = ARGV[7], KEYS[1]
 if id ~= '-' then lock = find(lock) end
 if not lock then return false end
 local record, text = read(lock)

@@ -4,9 +4,9 @@
 -- ARGV    1 lock id
 -- Also    the lock that the index points to, the SET of its waiting clients, and their channels
 -- Result  1 released | 0 held by another id | -1 not found | -2 expired
-local verdict, lock, record = owned(KEYS[keys + 1], ARGV[first])
+local verdict, lock, record = owned(KEYS[1], ARGV[7])
 if verdict ~= 1 then return verdict end
-call('DEL', lock, KEYS[keys + 1])
+call('DEL', lock, KEYS[1])
 local waiting_key = NAMESPACE .. ':lock_waiting:' .. lock
 local waiting = redis.pcall('SMEMBERS', waiting_key)
 if #waiting > 0 then
