@@ -76,7 +76,7 @@ pub(super) struct Process {
     was_connected: bool,
     to_another: bool,
     /// When the last request that was answered over this connection was sent.
-    answered: Moment,
+    answered: Option<Moment>,
     last_message_at: Moment,
     smoothed: Duration,
     timer_at: Option<Micros>,
@@ -123,7 +123,7 @@ impl Process {
             connection: None,
             was_connected: false,
             to_another: false,
-            answered: Moment::from_micros(0),
+            answered: None,
             last_message_at: Moment::from_micros(0),
             smoothed: Duration::from_millis(1),
             timer_at: None,

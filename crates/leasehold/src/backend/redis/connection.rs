@@ -340,7 +340,7 @@ impl Connection {
         before: &mut Option<Identity>,
         report: &Report,
     ) {
-        let socket = open.socket.clone();
+        let (socket, since) = (open.socket.clone(), Moment::now());
         let current = Arc::new(CurrentSocket { socket, channels: Mutex::default() });
         self.state.send_replace(ConnectionState::Up(current.clone()));
         let before = before.replace(open.identity.clone());
@@ -356,6 +356,9 @@ impl Connection {
             tokio::select! {
                 wake_up = open.wake_ups.recv() => match wake_up {
                     Some(WakeUp { push: Push { kind: PushKind::Message, data }, not_before }) => {
+                        // A connection that has answered no request yet may be lost at once. Until then a waiter
+                        // rather waits than holds a permit that it may not be able to release.
+                        let not_before = Some(not_before).filter(|at| since <= *at);
                         if let Some(event) = read_wake_up(&data, not_before) {
                             report(event);
                         }
@@ -391,7 +394,7 @@ impl Connection {
 /// claim the permit (0: ask first), name. If the fence is 0, there is no permit. Then a slot number of 1 means that another
 /// client has released this id. A slot number of 0 means that the first waiter waits for a token, and the last number
 /// is the time until the token comes.
-fn read_wake_up(data: &[Value], not_before: Moment) -> Option<Event> {
+fn read_wake_up(data: &[Value], not_before: Option<Moment>) -> Option<Event> {
     let [_, Value::Text(payload)] = data else { return None };
     let (id, name) = std::str::from_utf8(payload).ok()?.split_once(' ')?;
     if id == "lock" {
@@ -413,5 +416,6 @@ fn read_wake_up(data: &[Value], not_before: Moment) -> Option<Event> {
         valid_for: Some(Span::from_micros(claim)),
     };
     let name = Name::new("name", fields.next()?).ok()?;
-    Some(Event::Granted(name, id.parse().ok()?, (claim > 0).then_some((held, not_before))))
+    let granted_at = not_before.filter(|_| claim > 0);
+    Some(Event::Granted(name, id.parse().ok()?, granted_at.map(|at| (held, at))))
 }

@@ -72,7 +72,8 @@ struct SocketState {
     /// Bytes that the socket has not taken yet. Over TLS the session buffers them instead.
     unsent: Vec<u8>,
     unanswered: VecDeque<Unanswered>,
-    /// When the last request that was answered was sent. Before the first answer, when the socket was opened.
+    /// When the last request was sent that was answered, and whose sender waited for the answer. Before the first one,
+    /// when the socket was opened.
     answered: Moment,
     /// The waker of the reading task.
     reader: Option<Waker>,
@@ -293,9 +294,10 @@ impl Socket {
         if first.replies.len() == first.expects
             && let Some(request) = state.unanswered.pop_front()
         {
-            state.answered = request.sent_at;
             drop(state);
-            let _ = request.answer.send(Ok(request.replies));
+            if request.answer.send(Ok(request.replies)).is_ok() {
+                self.state().answered = request.sent_at;
+            }
         }
         Ok(None)
     }

@@ -205,7 +205,7 @@ impl Simulation<'_> {
                 };
                 let InFlight { parts, sent, .. } = process.in_flight.remove(at);
                 process.last_message_at = now;
-                process.answered = sent;
+                process.answered = Some(sent);
                 process.smoothed = (process.smoothed * 7 + now.saturating_since(sent)) / 8;
                 let round_trip = process.smoothed * 2;
                 for (part, reply) in parts.iter().zip(replies) {
@@ -225,7 +225,7 @@ impl Simulation<'_> {
             }
             Packet::WakeUp { thing, id, grant } => {
                 // The store granted it after it had replied to that request.
-                let grant = grant.map(|held| (held, process.answered));
+                let grant = grant.zip(process.answered);
                 self.with_core(worker, thing, |core, now| core.woken(id, grant, now));
             }
             Packet::Token { thing, after } => {
@@ -309,7 +309,7 @@ impl Simulation<'_> {
         let process = &mut self.processes[worker];
         process.connection = Some(connection);
         process.connected_at = self.now;
-        process.answered = process.local(self.now);
+        process.answered = None;
         process.last_arrival = [0; 2];
         process.last_message_at = process.local(self.now);
         process.silent = None;
