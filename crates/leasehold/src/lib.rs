@@ -106,7 +106,8 @@ pub use primitive::Primitive;
 pub use retry::{Jitter, Retry};
 pub use semaphore::{Semaphore, SemaphoreBuilder};
 pub use stats::{
-    ClientInfo, Member, Paused, PoolMember, PoolStats, RateLimit, SemaphoreStats, WaitsFor,
+    ClientInfo, Member, Paused, PoolMember, PoolStats, RateLimit, SemaphoreLimits, SemaphoreStats,
+    WaitsFor,
 };
 
 /// Runs the examples of the README.
