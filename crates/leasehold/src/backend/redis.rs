@@ -63,7 +63,6 @@ pub(crate) use settings::{Purpose, RedisSettings};
 use slots::{KeyTag, slot_of};
 use stats_reader::StatsReader;
 use topology::Topology;
-use value::Value;
 
 /// The lease of another program's member when we grant it a permit. It is that program's own default.
 const FOREIGN_HEARTBEAT: Span = Span::from_millis(180_000);
