@@ -19,7 +19,7 @@ use crate::machine::pool::{PoolCommand, PoolOutcome};
 use crate::machine::{Command, Declared, Held, LimitsChanged, Outlook, Reply, Subject};
 use crate::name::Name;
 use crate::stats::PoolStats;
-use crate::stats::{Query, SemaphoreStats};
+use crate::stats::{Query, SemaphoreLimits, SemaphoreStats};
 use crate::{AcquisitionId, ClientId, ClientInfo, Error, LockId};
 
 #[cfg(test)]
@@ -194,6 +194,9 @@ pub(crate) trait RemoteBackend: Send + Sync {
     /// Returns the number of waiters ahead of `id`. This query, like those that follow, fails with
     /// [`Error::Unavailable`] if one of its steps is not answered within the answer timeout.
     fn position(&self, name: &Name, id: AcquisitionId) -> BoxFuture<Option<usize>>;
+
+    /// Returns the limits of a name. The capacity is 0 if no client has declared one.
+    fn limits(&self, name: &Name) -> BoxFuture<SemaphoreLimits>;
 
     /// Removes a holder or waiter of another program that shares the name. Returns whether it was found.
     fn release_member(&self, _name: &Name, _id: &str) -> BoxFuture<bool> {

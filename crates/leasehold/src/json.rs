@@ -10,8 +10,8 @@ use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};
 
 use crate::{
-    ClientInfo, LockInfo, Outage, Paused, PoolMember, PoolStats, RateLimit, SemaphoreMember,
-    SemaphoreStats, WaitsFor,
+    ClientInfo, LockInfo, Outage, Paused, PoolMember, PoolStats, RateLimit, SemaphoreLimits,
+    SemaphoreMember, SemaphoreStats, WaitsFor,
 };
 
 /// Writes `impl Serialize` with these fields, in this order.
@@ -60,6 +60,13 @@ serialize!(SemaphoreStats, stats, {
     "oldest_wait_seconds": seconds(stats.oldest_wait),
     "holders": stats.holders,
     "waiters": stats.waiters,
+});
+
+serialize!(SemaphoreLimits, limits, {
+    "capacity": limits.capacity,
+    "pinned": limits.pinned,
+    "paused": limits.paused,
+    "rate": limits.rate,
 });
 
 serialize!(Paused, paused, {

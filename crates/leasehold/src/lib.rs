@@ -106,7 +106,8 @@ pub use primitive::Primitive;
 pub use retry::{Jitter, Retry};
 pub use semaphore::{Semaphore, SemaphoreBuilder};
 pub use stats::{
-    ClientInfo, Paused, PoolMember, PoolStats, RateLimit, SemaphoreMember, SemaphoreStats, WaitsFor,
+    ClientInfo, Paused, PoolMember, PoolStats, RateLimit, SemaphoreLimits, SemaphoreMember,
+    SemaphoreStats, WaitsFor,
 };
 
 /// Runs the examples of the README.

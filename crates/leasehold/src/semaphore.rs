@@ -13,7 +13,7 @@ use crate::engine::watch::{Id, Watch};
 use crate::machine::Subject;
 use crate::machine::{Rate, Terms};
 use crate::name::{Name, positive};
-use crate::stats::{self, SemaphoreStats};
+use crate::stats::{self, SemaphoreLimits, SemaphoreStats};
 use crate::{AcquisitionId, Error, Observer, Outcome, Permit, Primitive};
 
 /// The default lease of permits, locks and pools: how long a holder or waiter may be silent before it is considered dead.
@@ -259,6 +259,39 @@ impl Semaphore {
     /// The query changes nothing in the store, so the future can be dropped at any time.
     pub async fn position(&self, id: &AcquisitionId) -> Result<Option<usize>, Error> {
         self.inner.spec.named.position(*id).await
+    }
+
+    /// Returns the capacity, the rate, and whether the semaphore is pinned or paused.
+    ///
+    /// The answer does not depend on the number of holders and waiters, so it is faster than
+    /// [`stats`](Self::stats). If no client has declared a capacity yet, the capacity is that of
+    /// this handle.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let api = client.semaphore("api", 5).build()?;
+    /// api.pin(2).await?;
+    ///
+    /// let limits = api.limits().await?;
+    /// assert_eq!((limits.capacity, limits.pinned), (2, Some(2)));
+    /// assert!(limits.paused.is_none() && limits.rate.is_none());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The same as for [`stats`](Self::stats).
+    ///
+    /// # Cancel safety
+    /// The query changes nothing in the store, so the future can be dropped at any time.
+    pub async fn limits(&self) -> Result<SemaphoreLimits, Error> {
+        let mut limits = self.inner.spec.named.limits().await?;
+        if limits.capacity == 0 {
+            limits.capacity = self.capacity();
+        }
+        Ok(limits)
     }
 
     /// Returns the capacity, the holders and the number of waiters of this semaphore.

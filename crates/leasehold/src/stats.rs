@@ -13,9 +13,11 @@ use crate::name::Name;
 use crate::{AcquisitionId, Fence};
 
 mod clients;
+mod limits;
 mod pools;
 
 pub use clients::ClientInfo;
+pub use limits::SemaphoreLimits;
 pub use pools::{PoolMember, PoolStats};
 
 /// The capacity of a semaphore that limits only its rate.
@@ -116,21 +118,16 @@ impl SemaphoreStats {
 
     /// Returns the statistics of a name that nobody holds or waits for, with these limits.
     pub(crate) fn new(name: String, limits: &machine::Limits, now: Time) -> Self {
-        let machine::Limits { declared, pinned, .. } = *limits;
-        let paused = limits.paused.as_ref().map(|paused| Paused {
-            lasts: now.since(paused.since),
-            by: paused.by.to_string(),
-            reason: paused.reason.as_deref().map(str::to_owned),
-        });
-        let meter = limits.meter();
+        let SemaphoreLimits { capacity, pinned, paused, rate } = SemaphoreLimits::of(limits, now);
+        let next_token = limits.meter().and_then(|meter| meter.next_in(now));
         Self {
             name,
-            capacity: pinned.unwrap_or(declared),
-            declared,
+            capacity,
+            declared: limits.declared,
             pinned,
             paused,
-            rate: meter.map(|meter| RateLimit::of(meter.rate)),
-            next_token: meter.and_then(|meter| meter.next_in(now)).map(Span::duration),
+            rate,
+            next_token: next_token.map(Span::duration),
             held: 0,
             held_units: 0,
             waiting: 0,

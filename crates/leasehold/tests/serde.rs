@@ -51,6 +51,9 @@ async fn statistics_have_the_fields_of_their_types() {
     api.pause().by("an operator").await.unwrap();
     let stats = client.stats().waiters().await.unwrap().remove(0);
     assert_eq!(stats.waits_for, Some(WaitsFor::Resume));
+    let limits = serde_json::to_value(api.limits().await.unwrap()).unwrap();
+    assert_fields(&limits, &["capacity", "pinned", "paused", "rate"]);
+    assert_eq!((&limits["capacity"], &limits["paused"]["by"]), (&json!(2), &json!("an operator")));
     let json = serde_json::to_value(&stats).unwrap();
     let numbers = ["capacity", "declared", "held", "held_units", "waiting"];
     let times = ["next_token_seconds", "oldest_hold_seconds", "oldest_wait_seconds"];

@@ -144,6 +144,7 @@ macro_rules! conformance {
                 during_a_pause_nothing_is_granted_and_places_are_kept,
                 a_drain_waits_until_nobody_holds,
                 a_forgotten_name_starts_anew,
+                limits_can_be_read_without_the_holders,
                 limits_can_be_set_before_the_first_use,
                 the_first_change_declares_the_capacity_of_its_handle,
                 limits_that_cannot_be_are_refused;

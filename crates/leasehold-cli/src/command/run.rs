@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold::{Client, Error, Permit, Semaphore, SemaphoreStats};
+use leasehold::{Client, Error, Permit, Semaphore, SemaphoreLimits};
 
 use super::limit::{next_start, paused};
 use crate::args::{RateChange, RunArgs, WaitLimit};
@@ -132,24 +132,22 @@ async fn declare(
     }
     let is_weighed = arguments.weight > 1;
     if is_nested() || arguments.capacity.is_some() || rate.is_some() || is_weighed {
-        let stats = client.stats().names([&arguments.name]).unused().await?;
-        let stored = stats.first().map_or(0, |one| one.capacity);
-        let limit = arguments.capacity.unwrap_or(if stored == 0 { otherwise } else { stored });
+        let before = semaphore.limits().await?;
+        let limit = arguments.capacity.unwrap_or(before.capacity);
         if is_weighed && limit == Semaphore::UNLIMITED {
             let (weight, name) = (arguments.weight, &arguments.name);
             let problem = format!("--weight {weight} needs a limit, and {name:?} has only a rate");
             let why = "which counts starts, whatever they weigh";
             return Err(Failure::usage(format!("{problem}, {why}: give -n, or no --weight")));
         }
-        if let Some(stats) = stats.first().filter(|stats| !stats.is_unlimited()) {
-            let holders = stats.holders.iter().map(|holder| holder.id.clone());
+        if is_nested() && before.capacity < Semaphore::UNLIMITED {
+            let holders = semaphore.stats().await?.holders.into_iter().map(|holder| holder.id);
             check_nesting(&format!("{:?}", arguments.name), holders)?;
         }
-        let Some(stats) = stats.first() else { return Ok(semaphore) };
-        for change in changes(stats, arguments.capacity, rate) {
+        for change in changes(&arguments.name, &before, arguments.capacity, rate) {
             log_line(&change);
         }
-        if rate == Some(RateChange::Removed) && stats.rate.is_some() {
+        if rate == Some(RateChange::Removed) && before.rate.is_some() {
             semaphore.clear_rate().await?;
         }
     }
@@ -157,11 +155,16 @@ async fn declare(
 }
 
 /// Returns the changes of `-n` and `--rate` that affect all users of the name, and changes without effect, a line each.
-fn changes(stats: &SemaphoreStats, capacity: Option<u32>, rate: Option<RateChange>) -> Vec<String> {
-    let (name, before) = (&stats.name, stats.capacity);
+fn changes(
+    name: &str,
+    limits: &SemaphoreLimits,
+    capacity: Option<u32>,
+    rate: Option<RateChange>,
+) -> Vec<String> {
+    let before = limits.capacity;
     let mut changes = Vec::new();
-    match (capacity, stats.pinned) {
-        (Some(capacity), _) if before == 0 || before == capacity => {}
+    match (capacity, limits.pinned) {
+        (Some(capacity), _) if before == capacity => {}
         (Some(capacity), Some(pinned)) => {
             changes.push(format!("{name:?} is pinned to {pinned}: -n {capacity} has no effect"));
         }
@@ -173,7 +176,7 @@ fn changes(stats: &SemaphoreStats, capacity: Option<u32>, rate: Option<RateChang
         }
         (None, _) => {}
     }
-    match (rate, stats.rate) {
+    match (rate, limits.rate) {
         (Some(RateChange::To(rate)), Some(before)) if rate != before => {
             changes.push(format!("the rate of {name:?} was {before} and is now {rate}"));
         }

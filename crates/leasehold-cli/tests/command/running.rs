@@ -4,6 +4,7 @@ use std::io::Write;
 use std::process::Stdio;
 
 use rustix::process::Signal;
+use testkit::proxy::FaultProxy;
 use testkit::redis_server::RedisServer;
 
 use crate::support::{Inspector, Running, Store, ended, leasehold, run, until};
@@ -267,6 +268,23 @@ fn a_permit_of_another_program_is_released_by_its_id() {
     }
     let ended = run(&server.url(), &["release", "it", "not an id"]);
     assert_eq!(ended.code, 64, "{ended:?}");
+}
+
+/// What the command sends before the child runs delays every start.
+#[test]
+fn a_start_on_redis_takes_one_connection_and_a_few_kilobytes() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(server.port());
+    let start = || {
+        let ended = run(&proxy.url(), &["run", "-n", "1", "it", "--", "true"]);
+        assert_eq!((ended.code, &*ended.stderr), (0, ""), "{ended:?}");
+        proxy.traffic()
+    };
+    // The first one loads the scripts.
+    let (before, after) = (start(), start());
+    assert_eq!(after.accepted - before.accepted, 1);
+    let sent = after.bytes_to_server - before.bytes_to_server;
+    assert!(sent < 8192, "{sent} bytes");
 }
 
 /// A nested command does not hide the slot and the fence of the outer one.

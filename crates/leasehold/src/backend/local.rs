@@ -47,7 +47,7 @@ use crate::machine::lock::Record;
 use crate::machine::pool::PoolQuery;
 use crate::machine::{Command, LimitsChanged, Outcome};
 use crate::name::Name;
-use crate::stats::{PoolStats, Query, SemaphoreStats};
+use crate::stats::{PoolStats, Query, SemaphoreLimits, SemaphoreStats};
 use crate::{AcquisitionId, ClientId, ClientInfo, Error};
 
 mod columns;
@@ -188,6 +188,15 @@ impl RemoteBackend for Local {
     fn position(&self, name: &Name, id: AcquisitionId) -> BoxFuture<Option<usize>> {
         let name = name.clone();
         self.call(move |store| store.read(|tx| semaphores::position(tx, &name, id)))
+    }
+
+    fn limits(&self, name: &Name) -> BoxFuture<SemaphoreLimits> {
+        let name = name.clone();
+        let query = move |tx: &Transaction<'_>| semaphores::limits(tx, &name);
+        if self.settings.read_only {
+            return self.read(query);
+        }
+        self.call(move |store| store.read(query))
     }
 
     fn change_limits(&self, name: &Name, change: Command) -> BoxFuture<LimitsChanged> {

@@ -25,7 +25,7 @@ use crate::machine::pool::PoolQuery;
 use crate::machine::{Command, LimitsChanged, Outcome};
 use crate::name::Name;
 use crate::stats::PoolStats;
-use crate::stats::{Query, SemaphoreStats};
+use crate::stats::{Query, SemaphoreLimits, SemaphoreStats};
 use crate::url::Deployment;
 use crate::{AcquisitionId, ClientId, ClientInfo, Error, LockId};
 
@@ -215,6 +215,12 @@ impl RemoteBackend for Redis {
             let (slot, rank) = call?;
             stats::read(topology.query(slot, vec![rank]).await?.pop().unwrap_or_default())
         })
+    }
+
+    fn limits(&self, name: &Name) -> BoxFuture<SemaphoreLimits> {
+        let (topology, names) = (self.topology.clone(), self.names);
+        let (slot, name) = (self.slot(Subject::Semaphore(name)), name.clone());
+        Box::pin(async move { stats::limits(&topology, names, slot, name.as_str()).await })
     }
 
     fn release_member(&self, name: &Name, id: &str) -> BoxFuture<bool> {

@@ -16,11 +16,11 @@ use crate::machine::lock::{LockMachine, LockOutcome, Record, Verdict};
 use crate::machine::pool::PoolMachine;
 use crate::machine::pool::PoolQuery;
 use crate::machine::{
-    Circumstances, Command, Effects, LimitsChanged, Machine, Outcome, Reach, ReleaseHint,
+    Circumstances, Command, Effects, Limits, LimitsChanged, Machine, Outcome, Reach, ReleaseHint,
 };
 use crate::name::Name;
 use crate::stats::PoolStats;
-use crate::stats::{Query, SemaphoreStats};
+use crate::stats::{Query, SemaphoreLimits, SemaphoreStats};
 use crate::{AcquisitionId, ClientId, ClientInfo, Error};
 
 /// The state that several clients share.
@@ -170,6 +170,14 @@ impl RemoteBackend for Simulated {
         let world = self.world();
         let position = world.machines.get(name).and_then(|machine| machine.position(id));
         Box::pin(async move { Ok(position) })
+    }
+
+    fn limits(&self, name: &Name) -> BoxFuture<SemaphoreLimits> {
+        let unused = Limits::default();
+        let world = self.world();
+        let limits = world.machines.get(name).map_or(&unused, |machine| machine.limits());
+        let limits = SemaphoreLimits::of(limits, now());
+        Box::pin(async move { Ok(limits) })
     }
 
     fn change_limits(&self, name: &Name, change: Command) -> BoxFuture<LimitsChanged> {

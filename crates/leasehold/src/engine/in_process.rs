@@ -25,7 +25,7 @@ use crate::machine::{
     Share, Terms,
 };
 use crate::name::Name;
-use crate::stats::SemaphoreStats;
+use crate::stats::{SemaphoreLimits, SemaphoreStats};
 use crate::{AcquisitionId, Error, LossReason};
 
 /// One name of the memory store.
@@ -451,6 +451,12 @@ impl NameState for InProcessName {
 
     fn position(&self, id: AcquisitionId) -> BoxFuture<Option<usize>> {
         at_once(Ok(self.state().store.machine().position(id)))
+    }
+
+    fn limits(&self) -> BoxFuture<SemaphoreLimits> {
+        let state = self.state();
+        let limits = state.store.machine().limits();
+        at_once(Ok(SemaphoreLimits::of(limits, state.store.now())))
     }
 
     fn stats(&self, waiters: Range<usize>) -> BoxFuture<SemaphoreStats> {

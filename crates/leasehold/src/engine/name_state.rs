@@ -18,7 +18,7 @@ use crate::callbacks::event;
 use crate::clock::{Moment, Span};
 use crate::machine::{Declared, Held, LimitChange, LimitsChanged, Rate, ReleaseHint, Terms};
 use crate::name::Name;
-use crate::stats::SemaphoreStats;
+use crate::stats::{SemaphoreLimits, SemaphoreStats};
 use crate::{AcquisitionId, Error, LossReason};
 
 /// The state of one name in this client, and the operations on it.
@@ -78,6 +78,9 @@ pub(crate) trait NameState: Listener + fmt::Debug {
 
     /// Returns the number of waiters ahead of `id`.
     fn position(&self, id: AcquisitionId) -> BoxFuture<Option<usize>>;
+
+    /// Returns the limits of the name. The capacity is 0 if no client has declared one.
+    fn limits(&self) -> BoxFuture<SemaphoreLimits>;
 
     fn stats(&self, waiters: Range<usize>) -> BoxFuture<SemaphoreStats>;
 

@@ -20,7 +20,7 @@ use crate::machine::{
     Share, Subject, Terms,
 };
 use crate::name::Name;
-use crate::stats::{Query, SemaphoreStats};
+use crate::stats::{Query, SemaphoreLimits, SemaphoreStats};
 use crate::{AcquisitionId, Error, LossReason};
 
 /// One name of a remote store.
@@ -220,6 +220,10 @@ impl NameState for RemoteName {
 
     fn position(&self, id: AcquisitionId) -> BoxFuture<Option<usize>> {
         self.query(|backend, name| backend.position(name, id))
+    }
+
+    fn limits(&self) -> BoxFuture<SemaphoreLimits> {
+        self.query(|backend, name| backend.limits(name))
     }
 
     fn stats(&self, waiters: Range<usize>) -> BoxFuture<SemaphoreStats> {

@@ -120,6 +120,27 @@ async fn scripts_may_be_flushed_at_any_time() {
 }
 
 #[tokio::test]
+async fn a_connection_loads_only_the_scripts_that_are_missing() {
+    let server = RedisServer::start();
+    let mut keys = Keys::of(&server);
+    let mut cached = || {
+        let info: String = keys.ask("INFO", &["memory"]);
+        let count = info.lines().find_map(|line| line.strip_prefix("number_of_cached_scripts:"));
+        count.unwrap().parse::<usize>().unwrap()
+    };
+    let _first = connect(&server.url()).await;
+    let all = cached();
+    assert!(all > 0, "the first connection has loaded the scripts");
+    let proxy = FaultProxy::start(server.port());
+    let _second = connect(&proxy.url()).await;
+    let sent = proxy.traffic().bytes_to_server;
+    assert!(sent < 2048, "the second connection has sent {sent} bytes");
+    let _: () = Keys::of(&server).ask("SCRIPT", &["FLUSH"]);
+    let _third = connect(&proxy.url()).await;
+    assert_eq!(cached(), all);
+}
+
+#[tokio::test]
 async fn a_user_without_rights_on_our_channel_is_told_so_and_leaves_nothing() {
     let server = RedisServer::start_with(&["--user app on >secret ~* resetchannels +@all"]);
     let url = server.url_with("app", "secret");

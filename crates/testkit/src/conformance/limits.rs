@@ -118,6 +118,34 @@ pub async fn a_pin_overrides_declared_capacities(store: &impl Store) {
     all_are_free(&there).await;
 }
 
+pub async fn limits_can_be_read_without_the_holders(store: &impl Store) {
+    let name = unique("limits");
+    let here = declare(&store.client().await, &name, 3);
+    let unused = deadline(here.limits()).await.unwrap();
+    assert_eq!((unused.capacity, unused.pinned), (3, None), "its own, because there was none");
+    assert!(unused.paused.is_none() && unused.rate.is_none());
+
+    let held = acquire(&here).await;
+    let there = as_it_is(store, &name).await;
+    assert_eq!(deadline(there.limits()).await.unwrap(), unused);
+    deadline(here.pin(5)).await.unwrap();
+    deadline(here.set_rate(2, Duration::from_secs(60), 2)).await.unwrap();
+    deadline(here.pause().by("an operator").reason("a move").into_future()).await.unwrap();
+    let limits = deadline(there.limits()).await.unwrap();
+    let stats = deadline(there.stats()).await.unwrap();
+    assert_eq!((limits.capacity, limits.pinned, limits.rate), (5, Some(5), stats.rate));
+    assert!(limits.rate.is_some());
+    let paused = limits.paused.expect("it is paused");
+    assert_eq!((&*paused.by, paused.reason.as_deref()), ("an operator", Some("a move")));
+
+    deadline(here.resume()).await.unwrap();
+    deadline(here.clear_rate()).await.unwrap();
+    deadline(here.unpin()).await.unwrap();
+    assert_eq!(deadline(there.limits()).await.unwrap(), unused);
+    drop(held);
+    all_are_free(&here).await;
+}
+
 pub async fn limits_can_be_set_before_the_first_use(store: &impl Store) {
     let name = unique("limited first");
     let operator = as_it_is(store, &name).await;

@@ -15,6 +15,7 @@ use super::database::Transaction;
 use crate::clock::{Span, Time};
 use crate::machine::{Circumstances, Command, Effects, Held, Machine, Reply, Rows};
 use crate::name::Name;
+use crate::stats::SemaphoreLimits;
 use crate::{AcquisitionId, ClientId};
 
 mod rows;
@@ -170,6 +171,12 @@ pub(super) fn take_evicted(
     let delete = "DELETE FROM evicted WHERE client = ?1
          RETURNING client, sequence, (SELECT name FROM semaphores WHERE id = evicted.semaphore)";
     tx.all(delete, [Column(client)], |row| Ok((row.get(2)?, acquisition_id(row, 0)?)))
+}
+
+/// Returns the limits of the name.
+pub(super) fn limits(tx: &Transaction<'_>, name: &Name) -> Result<SemaphoreLimits> {
+    let rows = SqlRows::find(tx, name, None)?;
+    Ok(SemaphoreLimits::of(&rows.row().limits, tx.now))
 }
 
 /// Returns the number of waiters ahead of `id`.

@@ -1,8 +1,12 @@
-//! How a connection to Redis is made. The steps, in this order: connect, load the scripts, subscribe to our wake-ups,
-//! and close the previous connection on the server. Without the subscription, a waiter would find its permit only with
-//! the query once a second. The previous connection must be closed because it may be half open: it would still receive
-//! wake-ups that nobody reads, and requests that it carried might still be applied. A connection that only reads needs
-//! the first step only.
+//! How a connection to Redis is made. The steps, in this order: connect, authenticate, identify the server, subscribe to
+//! our wake-ups, load the scripts that the server does not have, and close the previous connection on the server.
+//! Without the subscription, a waiter would find its permit only with the query once a second. The previous connection
+//! must be closed because it may be half open: it would still receive wake-ups that nobody reads, and requests that it
+//! carried might still be applied. A connection that only reads neither subscribes nor loads, and closes none.
+//!
+//! Everything up to the subscription is sent before the first reply is read, so a new connection to a server that has
+//! the scripts takes one round trip. The replies are checked in the order of the steps: a server of the wrong kind
+//! refuses several of these commands, and its kind is the error to report.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
@@ -94,15 +98,18 @@ impl Connection {
     ) -> Result<OpenSocket, Error> {
         let what = format!("connecting to {info}");
         let failed = |error: RedisError| translate(&what, &error);
-        let mut socket = OpenSocket::open(&self.settings, info).await.map_err(failed)?;
+        let writes = !self.settings.only_reads();
+        // In a cluster the channels depend on the slots in use: see `Connection::request_listening`.
+        let channel = (writes && !self.is_node())
+            .then(|| format!("{}:wake:{client}", self.settings.namespace));
         let queries = [["INFO", "server"], ["CLIENT", "ID"], ["INFO", "replication"]];
-        let mut hello: Vec<_> = queries.map(|[name, of]| RedisCommand::new(name).arg(of)).into();
-        if !self.settings.only_reads() {
-            hello.extend(self.scripts.load());
+        let mut queries: Vec<_> = queries.map(|[name, of]| RedisCommand::new(name).arg(of)).into();
+        queries.extend(channel.iter().map(|channel| RedisCommand::new("SUBSCRIBE").arg(channel)));
+        if writes {
+            queries.extend(self.scripts.exist());
         }
-        let queries = queries.len();
-        let mut answers = socket.query(&hello).await.map_err(failed)?;
-        let loaded = answers.split_off(queries);
+        let opened = OpenSocket::open(&self.settings, info, &queries).await;
+        let (mut socket, answers) = opened.map_err(failed)?;
         // A user without permission for these queries is accepted. Then an old server or a replica goes unnoticed.
         let mut answers = answers.into_iter();
         let mut next = || answers.next().unwrap_or_default();
@@ -122,22 +129,40 @@ impl Connection {
             // that replica itself.
             check_role(&what, &replication, may_change, is_only)?;
         }
+        let subscribed = channel.map(|channel| (next(), channel));
         // Check this after the kind of server: a sentinel, for example, does not support scripts.
-        for answer in loaded {
-            answer.checked().map_err(|error| translate_server(&what, &error))?;
+        if writes {
+            self.load_missing(&socket, answers).await.map_err(failed)?;
         }
-        // In a cluster the channels depend on the slots in use: see `Connection::request_listening`.
-        if !self.is_node() && !self.settings.only_reads() {
-            let channel = format!("{}:wake:{client}", self.settings.namespace);
-            let subscribed = socket.ask_one(RedisCommand::new("SUBSCRIBE").arg(&channel)).await;
-            subscribed.map_err(|error| translate(&subscribing(&channel), &error))?;
+        if let Some((answer, channel)) = subscribed {
+            answer.checked().map_err(|error| no_wake_ups(&channel, &error))?;
         }
-        if let Some(before) = before
-            && !self.settings.only_reads()
-        {
+        if let Some(before) = before.filter(|_| writes) {
             socket.stragglers = !socket.close_on_server(before).await;
         }
         Ok(socket)
+    }
+
+    /// Loads the scripts that the server does not have. `exist` are the answers to [`Scripts::exist`].
+    ///
+    /// [`Scripts::exist`]: super::scripts::Scripts::exist
+    async fn load_missing(
+        &self,
+        socket: &OpenSocket,
+        exist: impl Iterator<Item = Value>,
+    ) -> Result<(), RedisError> {
+        // A server that refuses the question may still let us load them, or say why not.
+        let exists = |answer: Value| answer.read::<Vec<i64>>().is_ok_and(|found| found == [1]);
+        let exist: Vec<_> = exist.map(exists).collect();
+        if exist.iter().all(|exists| *exists) {
+            return Ok(());
+        }
+        let missing = self.scripts.load().zip(exist).filter(|(_, exists)| !exists);
+        let missing: Vec<_> = missing.map(|(load, _)| load).collect();
+        for answer in socket.query(&missing).await? {
+            answer.checked()?;
+        }
+        Ok(())
     }
 
     fn is_node(&self) -> bool {
@@ -230,16 +255,18 @@ impl Drop for OpenSocket {
 }
 
 impl OpenSocket {
-    /// Opens a connection and authenticates. Does nothing more.
+    /// Opens a connection and authenticates. Also returns the replies to `queries`, which take no further round trip.
     pub(super) async fn open(
         settings: &RedisSettings,
         info: &ServerSettings,
-    ) -> Result<Self, RedisError> {
+        queries: &[RedisCommand],
+    ) -> Result<(Self, Vec<Value>), RedisError> {
         let socket = Arc::new(connect_socket(settings, info).await?);
         // Sent before the first byte is read: a server that refuses connections sends the reason at once and closes,
         // and the reason is then the reply to HELLO.
         let hello = socket.send(&[hello(info)]);
-        let rest = socket.send(&after_hello(info));
+        let after_hello = after_hello(info);
+        let rest = socket.send(&[&after_hello, queries].concat());
         let (push, wake_ups) = mpsc::channel(MOST_WAKE_UPS);
         let (reading, answer_timeout) = (socket.clone(), settings.answer_timeout);
         // The channel closes when the connection is lost.
@@ -253,11 +280,13 @@ impl OpenSocket {
             identity: Identity::default(),
             stragglers: false,
         };
-        for (replies, must_succeed) in [(hello, true), (rest, info.database != 0)] {
-            let first = received(replies).await?.into_iter().next();
-            first.filter(|_| must_succeed).unwrap_or_default().checked()?;
+        received(hello).await?.pop().unwrap_or_default().checked()?;
+        let mut replies = received(rest).await?;
+        let answers = replies.split_off(after_hello.len());
+        if info.database != 0 {
+            replies.swap_remove(0).checked()?;
         }
-        Ok(open)
+        Ok((open, answers))
     }
 
     /// Sends commands and returns their replies.

@@ -141,6 +141,12 @@ impl Scripts {
         [&self.machine, &self.locks].into_iter().chain(&self.small).chain(&self.pools)
     }
 
+    /// Returns the commands that ask which scripts the server has, in the order of [`load`](Self::load). One command for
+    /// all would be too long for a server that parses it before it has authenticated the client.
+    pub(super) fn exist(&self) -> impl Iterator<Item = RedisCommand> {
+        self.all().map(|script| RedisCommand::new("SCRIPT").arg("EXISTS").arg(&script.hash))
+    }
+
     /// Returns the commands that load all scripts.
     pub(super) fn load(&self) -> impl Iterator<Item = RedisCommand> {
         self.all().map(|script| RedisCommand::new("SCRIPT").arg("LOAD").arg(&script.source))

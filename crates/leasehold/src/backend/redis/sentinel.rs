@@ -187,8 +187,10 @@ impl Sentinels {
 
     /// Connects to a sentinel, and returns a connection that receives its announcements.
     async fn subscribe(&self, sentinel: &ServerSettings) -> Option<OpenSocket> {
-        let socket = OpenSocket::open(&self.settings, sentinel).await.ok()?;
-        socket.ask_one(RedisCommand::new("SUBSCRIBE").arg(SWITCHES)).await.ok()?;
+        let subscribe = [RedisCommand::new("SUBSCRIBE").arg(SWITCHES)];
+        let opened = OpenSocket::open(&self.settings, sentinel, &subscribe).await;
+        let (socket, mut subscribed) = opened.ok()?;
+        subscribed.pop()?.checked().ok()?;
         // Announcements made before the subscription were missed, so ask.
         let View { primary, epoch, .. } = self.query(sentinel).await.ok()?;
         self.announced.send_replace(Some(Announcement { primary, epoch }));
@@ -209,10 +211,10 @@ impl Sentinels {
             }
             translate(&what, &error)
         };
-        let socket = OpenSocket::open(&self.settings, sentinel).await.map_err(failed)?;
         let queries = ["GET-MASTER-ADDR-BY-NAME", "SENTINELS", "MASTER"]
             .map(|word| RedisCommand::new("SENTINEL").arg(word).arg(&self.named.service));
-        let mut answers = socket.query(&queries).await.map_err(failed)?.into_iter();
+        let opened = OpenSocket::open(&self.settings, sentinel, &queries).await;
+        let mut answers = opened.map_err(failed)?.1.into_iter();
         let mut next = || answers.next().unwrap_or_default().checked();
         let primary: Option<Address> = next()
             .map_err(|error| failed(error.into()))?

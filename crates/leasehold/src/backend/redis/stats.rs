@@ -15,7 +15,7 @@ use crate::backend::Slot;
 use crate::callbacks::event;
 use crate::clock::{Span, Time, wall_time};
 use crate::machine::{self, Pace, Pause, Rate, TokenBucket};
-use crate::stats::{Query, SemaphoreMember as Member, SemaphoreStats};
+use crate::stats::{Query, SemaphoreLimits, SemaphoreMember as Member, SemaphoreStats};
 use crate::{ClientInfo, Error, Fence};
 
 /// How many names are read at once, and how many members of each in the first page and in later ones. Replies are
@@ -73,8 +73,7 @@ pub(super) async fn fetch(
                             event!(warn, name, %error, "a semaphore was left out of the statistics");
                         }
                         Err(Error::ForeignData { problem, .. }) => {
-                            let problem = reading.misplaced(&name).await?.unwrap_or(problem);
-                            return Err(Error::foreign(problem).in_name(&name));
+                            return Err(reading.foreign(&name, problem).await);
                         }
                         one => stats.extend(one?),
                     }
@@ -85,6 +84,24 @@ pub(super) async fn fetch(
         query.narrow(&mut stats);
     }
     Ok(stats)
+}
+
+/// Returns the limits of a name. It reads two keys, however many holders and waiters the name has.
+pub(super) async fn limits(
+    topology: &Topology,
+    key_tag: KeyTag,
+    home: Slot,
+    name: &str,
+) -> Result<SemaphoreLimits, Error> {
+    let (now, clients) = (Time::from_micros(0), Clients::new());
+    let reading = StatsQuery { topology, key_tag, home, now, clients };
+    let calls = reading.limits_calls(name).into_iter();
+    let (now, mut answers) = ask_with_time(topology, home, calls).await?;
+    let mut next = || answers.next().unwrap_or(Ok(Value::Nil));
+    match reading.limits(name, [next(), next()]) {
+        Err(Error::ForeignData { problem, .. }) => Err(reading.foreign(name, problem).await),
+        limits => Ok(SemaphoreLimits::of(&limits?, now)),
+    }
 }
 
 impl StatsQuery<'_> {
@@ -107,6 +124,39 @@ impl StatsQuery<'_> {
                 "the key {key:?} does not belong to leasehold: choose another name or namespace"
             )
         }))
+    }
+
+    /// Returns the error if another program uses a key of this name.
+    async fn foreign(&self, name: &str, problem: String) -> Error {
+        match self.misplaced(name).await {
+            Ok(found) => Error::foreign(found.unwrap_or(problem)).in_name(name),
+            Err(error) => error,
+        }
+    }
+
+    /// Returns the calls that read the limits of a name: see [`limits`](Self::limits).
+    fn limits_calls(&self, name: &str) -> [RedisCommand; 2] {
+        [("max", LONGEST_SHOWN), ("limits", LONGEST_FIELD)]
+            .map(|(kind, bytes)| beginning(&self.key(kind, name), bytes))
+    }
+
+    /// Decodes the answers to [`limits_calls`](Self::limits_calls).
+    fn limits(
+        &self,
+        name: &str,
+        [max, limits]: [Result<Value, Error>; 2],
+    ) -> Result<machine::Limits, Error> {
+        let max: Vec<u8> = read(max?)?;
+        let max = match &*String::from_utf8_lossy(&max) {
+            "" => 0,
+            text => text.parse().map_err(|_| {
+                let key = self.key("max", name);
+                let problem = format!("the key {key:?} holds {text:?}, which is not a capacity");
+                Error::foreign(problem + ": declare a capacity, or remove the key")
+            })?,
+        };
+        let limits: Vec<u8> = read(limits?)?;
+        Ok(limits_of(&String::from_utf8_lossy(&limits), max))
     }
 
     /// Returns every name that has holders, waiters, a capacity or other limits. All four are needed: another program
@@ -132,9 +182,10 @@ impl StatsQuery<'_> {
         waiters: &Range<usize>,
     ) -> Result<Vec<SemaphoreStats>, Error> {
         let calls = names.iter().flat_map(|name| {
+            let [max, limits] = self.limits_calls(name);
             [
-                beginning(&self.key("max", name), LONGEST_SHOWN),
-                beginning(&self.key("limits", name), LONGEST_FIELD),
+                max,
+                limits,
                 self.call("ZCARD", "waiting", name),
                 ranks(&self.key("waiting", name), 0, 1),
                 ranks(&self.key("main", name), 0, FIRST_PAGE),
@@ -145,18 +196,7 @@ impl StatsQuery<'_> {
         let mut next = || answers.next().unwrap_or(Ok(Value::Nil));
         let (mut stats, mut pages) = (Vec::new(), Vec::new());
         for name in names {
-            let max: Vec<u8> = read(next()?)?;
-            let max = match &*String::from_utf8_lossy(&max) {
-                "" => 0,
-                text => text.parse().map_err(|_| {
-                    let key = self.key("max", name);
-                    let problem =
-                        format!("the key {key:?} holds {text:?}, which is not a capacity");
-                    Error::foreign(problem + ": declare a capacity, or remove the key")
-                })?,
-            };
-            let limits: Vec<u8> = read(next()?)?;
-            let limits = limits_of(&String::from_utf8_lossy(&limits), max);
+            let limits = self.limits(name, [next(), next()])?;
             let waiting = read(next()?)?;
             let (head, holders): (Scores, Scores) = (read(next()?)?, read(next()?)?);
             stats.push(SemaphoreStats {

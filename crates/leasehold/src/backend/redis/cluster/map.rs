@@ -52,8 +52,7 @@ pub(super) async fn ask_one(settings: Arc<RedisSettings>, source: MapSource) -> 
             return answers.map_err(|error| connection.translate(&error));
         }
         let failed = |error: RedisError| not_a_cluster(&what, &info, &error);
-        let socket = OpenSocket::open(&settings, &info).await.map_err(failed)?;
-        let answers = socket.query(&queries).await.map_err(failed)?;
+        let (_, answers) = OpenSocket::open(&settings, &info, &queries).await.map_err(failed)?;
         let answers: Result<Vec<_>, _> = answers.into_iter().map(Value::checked).collect();
         answers.map_err(|error| failed(error.into()))
     };
