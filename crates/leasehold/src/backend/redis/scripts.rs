@@ -232,7 +232,7 @@ impl Scripts {
             }
             Command::Renew { terms, holds, .. } => {
                 if *holds {
-                    keys.add_some(&mut call, &[MAIN, INFO, WAITING, MAX, TTL, ALIVE]);
+                    keys.add_some(&mut call, &[MAIN, INFO, WAITING, MAX, TTL, ALIVE, LIMITS]);
                 } else {
                     let kinds = [WAITING, MAIN, TTL, MAX, ALIVE, INFO, LIMITS, FOREIGN];
                     keys.add_some(&mut call, &kinds);

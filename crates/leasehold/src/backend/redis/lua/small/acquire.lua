@@ -1,7 +1,6 @@
 -- Grants ordinary permits where nobody waits, the name has no limits but its capacity, and there is room for all ids.
--- Expired holders do not matter then: to remove them could only make more room. Nor does the TTL of a holder that another
--- program has removed. In every other case this script changes nothing, and the machine (`machine.lua`, which describes
--- the keys) serves the command.
+-- Expired holders do not matter then: to remove them could only make more room. In every other case this script changes
+-- nothing, and the machine (`machine.lua`, which describes the keys) serves the command.
 --
 -- KEYS    1 main
 --         2 ttl
@@ -27,7 +26,8 @@ local there = call('EXISTS', main, ttls, KEYS[4], KEYS[7])
 if there > 0 then
   held = try('ZCARD', main)
   local limited = there > 1 and try('ZCARD', ttls) or 0
-  if type(held) ~= 'number' or type(limited) ~= 'number' or limited > held then return false end
+  -- Either every holder has a TTL or none has. Otherwise the TTL of a holder that another program has removed may be left.
+  if type(held) ~= 'number' or limited ~= (ARGV[4] ~= '-' and held or 0) then return false end
   if there ~= math.min(held, 1) + math.min(limited, 1) then return false end
 end
 
@@ -39,8 +39,9 @@ local units = tonumber(capacity)
 if not units or units < 1 or units > 4294967295 or units % 1 ~= 0 or held + new > units then return false end
 -- A Lua number is not exact from 2^53 on, and a value that is not a number cannot be counted up.
 if not fence or fence < 0 or not (fence < 9007199254740000) or fence % 1 ~= 0 then return false end
--- A key of another type has no text either.
-if not texts[1] and call('EXISTS', KEYS[3]) == 1 or not texts[2] and call('EXISTS', KEYS[5]) == 1 then return false end
+-- A key of another type has no text either. Holders without a fence are those of another program.
+if not texts[1] and call('EXISTS', KEYS[3]) == 1 then return false end
+if not texts[2] and (there > 0 or call('EXISTS', KEYS[5]) == 1) then return false end
 
 local time = call('TIME')
 local now, heartbeat, ttl = time[1] * 1000000 + time[2], ARGV[3], tonumber(ARGV[4])
@@ -89,7 +90,12 @@ if is_large and held < 24 then
   call('ZREM', main, long)
 end
 call('SET', KEYS[5], string.format('%d', fence + new - 1))
-if declares then call('SET', KEYS[3], capacity) end
+if declares then
+  call('SET', KEYS[3], capacity)
+elseif not texts[2] then
+  -- Another program may have let the capacity expire.
+  call('PERSIST', KEYS[3])
+end
 -- The expiry of a key only grows. To save calls, it is set only if it is more than five seconds short.
 local wanted = math.ceil(heartbeat / 1000) + 10000
 if held == 0 then

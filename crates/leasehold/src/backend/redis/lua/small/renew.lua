@@ -1,5 +1,5 @@
--- Renews holders of ordinary permits, if nothing has expired and no unit is free that somebody waits for. In every other
--- case this script changes nothing, and the machine (`machine.lua`, which describes the keys) serves the command.
+-- Renews holders of ordinary permits, if the name has no limits but its capacity, nothing has expired, no unit is free that
+-- somebody waits for, and no other program has left or removed a member. In every other case this script changes nothing, and the machine (`machine.lua`, which describes the keys) serves the command.
 --
 -- KEYS    1 main
 --         2 info
@@ -7,6 +7,7 @@
 --         4 max
 --         5 ttl
 --         6 alive
+--         7 limits
 -- ARGV    1 heartbeat  in microseconds
 --         2 ids        from here on
 -- Result  two for each id: its fence, valid_for. False if nothing was done
@@ -18,10 +19,11 @@ local others = call('EXISTS', KEYS[3], ttls)
 local limited = others > 0 and try('ZCARD', ttls) or 0
 if type(limited) ~= 'number' then return false end
 local is_queue = others > math.min(limited, 1)
-if is_queue then
-  local capacity = tonumber(call('MGET', KEYS[4])[1] or nil)
-  if not capacity or call('ZCARD', main) < capacity then return false end
-end
+local held, queued = call('ZCARD', main), is_queue and try('ZCARD', KEYS[3]) or 0
+if type(queued) ~= 'number' or limited > held or try('HLEN', info) ~= held + queued then return false end
+local texts = call('MGET', KEYS[4], KEYS[7])
+local capacity = tonumber(texts[1] or nil)
+if texts[2] or not capacity or is_queue and held < capacity then return false end
 
 local time = call('TIME')
 local now, heartbeat = time[1] * 1000000 + time[2], tonumber(ARGV[1])
@@ -35,7 +37,7 @@ if limited > 0 and micros(call('ZRANGE', ttls, 0, 0, 'WITHSCORES')[2]) <= now th
 
 local new = #ARGV - 1
 local scores = call('ZMSCORE', main, unpack(ARGV, 2))
-local texts = try('HMGET', info, unpack(ARGV, 2))
+texts = try('HMGET', info, unpack(ARGV, 2))
 local ends = limited > 0 and call('ZMSCORE', ttls, unpack(ARGV, 2)) or {}
 local at = now + heartbeat
 local renew_by = string.format('%d.%06d', at / 1000000, at % 1000000)
@@ -48,6 +50,8 @@ for i = 1, new do
   if ends[i] then result[2 * i] = math.min(heartbeat, micros(ends[i]) - now) end
 end
 call('ZADD', main, unpack(members))
+-- Another program may let the capacity expire.
+call('PERSIST', KEYS[4])
 -- The expiry of a key only grows. To save calls, it is set only if it is more than five seconds short.
 local wanted = math.ceil(heartbeat / 1000) + 10000
 if call('PTTL', main) < wanted - 5000 then call('PEXPIRE', main, wanted) end
