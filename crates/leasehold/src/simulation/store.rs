@@ -137,7 +137,11 @@ impl Store {
         if units > u64::from(THINGS[thing].capacity) {
             self.crowded.push(Crowded { at, thing, held: units });
         }
-        let reply = Reply { outcomes, effects, next_expiry, next_token, ..Reply::default() };
+        let reply = if outcomes.iter().all(|outcome| *outcome == Outcome::Unapplied) {
+            Reply { outcomes, ..Reply::default() }
+        } else {
+            Reply { outcomes, effects, next_expiry, next_token, ..Reply::default() }
+        };
         Applied { reply, woken }
     }
 
