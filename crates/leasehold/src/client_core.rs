@@ -155,6 +155,7 @@ pub(crate) struct NameCore<T> {
     /// Whether a request that was sent over an earlier connection may still be applied.
     has_stragglers: bool,
     acquisitions: IdMap<AcquisitionId, Acquisition<T>>,
+    /// Each of them is in `unsent` or in flight, or has a timer that sends it again or ends it.
     releases: IdMap<AcquisitionId, PendingRelease<T>>,
     /// Whether every release has a timer for the moment when the store must have expired its id. The releases of a name
     /// need none while the client keeps the name.
@@ -420,6 +421,8 @@ impl<T: Clone> NameCore<T> {
         {
             if self.is_wanted(want, now) {
                 commands.extend(self.command(want, declared, now));
+            } else if let Want::Release(id) = want {
+                self.end_expired_release(id);
             }
         }
         commands.sort_by_key(|command| match command {
@@ -457,10 +460,11 @@ impl<T: Clone> NameCore<T> {
         match want {
             Want::Enqueue(id) => self.acquisitions.get(&id).is_some_and(Acquisition::is_waiting),
             Want::Renew(id) => self.acquisitions.contains_key(&id),
-            Want::Release(id) => {
-                let release = self.releases.get(&id);
-                release.is_some_and(|release| release.until.is_none_or(|until| now < until))
-            }
+            Want::Release(id) => self.releases.get(&id).is_some_and(|release| {
+                let lasts = release.until.is_none_or(|until| now < until);
+                // An expired id of a semaphore is nobody else's, so its caller can learn the outcome.
+                lasts || release.caller.is_some() && !self.rules.is_one_lease
+            }),
         }
     }
 
@@ -593,21 +597,25 @@ impl<T: Clone> NameCore<T> {
     }
 
     fn release_again(&mut self, id: AcquisitionId, now: Moment) {
-        let Some(release) = self.releases.get(&id) else { return };
-        if release.until.is_some_and(|until| until <= now) || self.is_shared() {
-            self.remove_release(id);
-        } else {
+        if self.is_wanted(Want::Release(id), now) && !self.is_shared() {
             self.want(Want::Release(id), now);
+        } else {
+            self.remove_release(id);
         }
     }
 
     fn release_expired(&mut self, id: AcquisitionId, now: Moment) {
-        match self.releases.get(&id).and_then(|release| release.until) {
-            Some(until) if now < until => {
-                self.timers.insert((until, Timer::ReleaseExpired(id)));
-            }
-            Some(_) => self.remove_release(id),
-            None => {}
+        let Some(release) = self.releases.get(&id) else { return };
+        // A caller that waits for the outcome learns first that there is none.
+        let caller_until = release.caller.as_ref().map(|(_, until)| *until);
+        let Some(until) = release.until.map(|until| caller_until.map_or(until, |at| at.max(until)))
+        else {
+            return;
+        };
+        if now < until {
+            self.timers.insert((until, Timer::ReleaseExpired(id)));
+        } else {
+            self.remove_release(id);
         }
     }
 
@@ -705,6 +713,15 @@ impl<T: Clone> NameCore<T> {
             self.timers.insert((until, Timer::ReleaseExpired(id)));
         }
         self.want(Want::Release(id), now);
+    }
+
+    /// Ends a release that was not sent before the store must have expired its id. If a late answer shows that the store
+    /// knows the id after all, a new release follows.
+    fn end_expired_release(&mut self, id: AcquisitionId) {
+        // The release of a lease ends together with the wait of its caller.
+        if self.releases.get(&id).is_some_and(|release| release.caller.is_none()) {
+            self.remove_release(id);
+        }
     }
 
     fn remove_release(&mut self, id: AcquisitionId) {

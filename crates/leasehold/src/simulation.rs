@@ -278,7 +278,7 @@ impl<'a> Simulation<'a> {
     }
 
     fn sample(&mut self) {
-        let lists = self.store.list();
+        let lists = self.store.list(self.store_time());
         for id in self.store.waiters() {
             self.note_for(id, |op, now| Noted::Queue { op, since: now, position: 0 });
         }

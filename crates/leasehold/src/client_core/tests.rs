@@ -222,6 +222,88 @@ fn a_release_is_repeated_until_the_store_must_have_expired_the_id() {
     assert!(client.core.is_idle() && client.take().is_empty());
 }
 
+/// A request may stay in flight for longer than the store keeps an id that is silent. The id is then released after the
+/// answer, even if its first release was not sent in time.
+#[test]
+fn a_late_answer_is_followed_by_a_release_even_if_the_first_one_was_too_late_to_be_sent() {
+    for is_answered in [true, false] {
+        for is_cleaned_up in [true, false] {
+            let mut client = Client::new();
+            let id = client.acquire(request());
+            let enqueue = client.take();
+            client.core.end(id, false, client.now);
+            client.pass(LEASE + LEASE + LEASE);
+            if is_cleaned_up {
+                client.core.forget_unwanted(client.now);
+            }
+            assert!(client.take().is_empty());
+            let unknown = || Answered::Unknown(Error::unavailable("a test", true, None));
+            let waiting = reply(vec![Outcome::Waiting { ahead: 0 }]);
+            client.answer(&enqueue, if is_answered { waiting } else { unknown() });
+            let release = client.take();
+            assert!(matches!(release[..], [Command::Release { .. }]), "{release:?}");
+            client.answer(&release, reply(vec![Outcome::Removed(Role::Waiter)]));
+            assert!(client.core.is_idle());
+        }
+    }
+}
+
+/// A caller waits for the outcome of a release even if the store must have expired the id in the meantime.
+#[test]
+fn a_release_is_sent_as_long_as_a_caller_waits() {
+    for is_cleaned_up in [true, false] {
+        let (mut client, id) = Client::holding();
+        client.core.end(id, true, client.now);
+        client.pass(LEASE + LEASE + LEASE.divided_by(2));
+        client.core.release(id, id, (false, Some(LEASE)), client.now);
+        client.now = client.now + LEASE.divided_by(2);
+        if is_cleaned_up {
+            client.core.forget_unwanted(client.now);
+        }
+        client.notices();
+        client.exchange(vec![Outcome::Removed(Role::Nobody)]);
+        assert!(matches!(client.notices()[..], [Notice::Released { outcome: Ok(false), .. }]));
+        assert!(client.core.is_idle());
+    }
+}
+
+/// The store has not applied a command, and says so. What was sent after it, and was not applied either, stays behind it.
+#[test]
+fn a_command_that_was_not_applied_is_sent_again_before_later_ones() {
+    let mut client = Client::new();
+    let ids: Vec<_> = (0..3).map(|_| client.acquire(request())).collect();
+    client.exchange(vec![Outcome::Unapplied; 3]);
+    // The store does not know it, so nothing has to be released.
+    client.core.end(ids[1], false, client.now);
+    assert!(!client.core.has_releases());
+    client.now = client.now + Span::from_millis(1);
+    let later = client.acquire(request());
+    let sent = |commands: &[Command]| commands.iter().filter_map(Command::id).collect::<Vec<_>>();
+    let commands = client.take();
+    assert_eq!(sent(&commands), [ids[0], ids[2], later]);
+    client.answer(&commands, reply(vec![held(LEASE), Outcome::Unapplied, Outcome::Unapplied]));
+    client.core.end(ids[0], true, client.now);
+    client.exchange(vec![Outcome::Unapplied; 3]);
+    assert_eq!(sent(&client.take()), [ids[0], ids[2], later]);
+}
+
+/// An acquire that may have been applied once, or that is dropped while it is in flight, is released whether or not a
+/// later request applied it.
+#[test]
+fn a_drop_releases_an_enqueue_that_was_applied_by_an_earlier_request_or_not_at_all() {
+    let mut client = Client::new();
+    let [lost, dropped] = [(); 2].map(|()| client.acquire(request()));
+    let commands = client.take();
+    client.core.end(dropped, false, client.now);
+    client.answer(&commands, Answered::Unknown(Error::unavailable("a test", true, None)));
+    let commands = client.take();
+    assert!(matches!(commands[..], [Command::Release { .. }, Command::Enqueue { .. }]));
+    client.answer(&commands, reply(vec![Outcome::Unapplied; 2]));
+    client.core.end(lost, false, client.now);
+    let ids: Vec<_> = client.take().iter().filter_map(Command::id).collect();
+    assert_eq!(ids, [dropped, lost]);
+}
+
 /// However many commands wait to be sent, only those that are no longer wanted are removed.
 #[test]
 fn no_release_is_forgotten_however_many_there_are() {

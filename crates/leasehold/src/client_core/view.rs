@@ -107,7 +107,15 @@ impl<T: Clone> NameCore<T> {
     pub(crate) fn answers_for(&self, id: AcquisitionId) -> bool {
         let acquisition = self.acquisitions.get(&id);
         acquisition.is_some_and(|acquisition| acquisition.delivery != Delivery::Unsent)
-            || self.releases.contains_key(&id)
+            || self.will_release(id)
+    }
+
+    /// Whether a release of this id is in flight, waits to be sent, or will be sent again.
+    fn will_release(&self, id: AcquisitionId) -> bool {
+        self.releases.contains_key(&id)
+            && (self.awaits_release(id)
+                || self.unsent.iter().any(|(_, want)| *want == Want::Release(id))
+                || self.repeats_release(id))
     }
 
     /// All ids that this core has any state for.

@@ -7,7 +7,7 @@ use torture::driver::{Crowded, Listed};
 use super::*;
 use crate::client_core::timing::scatter;
 use crate::machine::Reply;
-use crate::machine::{Circumstances, Command, Effects, Held, Machine, Outcome, Rate};
+use crate::machine::{Circumstances, Command, Effects, Held, Machine, MemberView, Outcome, Rate};
 
 /// The time that a woken waiter has to claim its permit.
 const CONFIRM_WITHIN: Span = Span::from_micros(torture::plan::CONFIRM);
@@ -137,7 +137,11 @@ impl Store {
         if units > u64::from(THINGS[thing].capacity) {
             self.crowded.push(Crowded { at, thing, held: units });
         }
-        let reply = Reply { outcomes, effects, next_expiry, next_token, ..Reply::default() };
+        let reply = if outcomes.iter().all(|outcome| *outcome == Outcome::Unapplied) {
+            Reply { outcomes, ..Reply::default() }
+        } else {
+            Reply { outcomes, effects, next_expiry, next_token, ..Reply::default() }
+        };
         Applied { reply, woken }
     }
 
@@ -150,10 +154,14 @@ impl Store {
         Some((client, at - now))
     }
 
-    pub(super) fn list(&self) -> Vec<(usize, AcquisitionId)> {
+    /// Lists the members whose leases last. One that has ended is no leak: it is in nobody's way, and whichever command
+    /// looks for expired members first removes it.
+    pub(super) fn list(&self, now: Time) -> Vec<(usize, AcquisitionId)> {
+        let lasts = |member: &MemberView| member.ends().is_none_or(|ends| now < ends);
         let machines = self.machines.iter().enumerate();
         let members = machines.flat_map(|(thing, machine)| {
-            let mut ids: Vec<_> = machine.members().map(|member| (thing, member.id)).collect();
+            let members = machine.members().filter(lasts);
+            let mut ids: Vec<_> = members.map(|member| (thing, member.id)).collect();
             ids.sort_unstable();
             ids
         });

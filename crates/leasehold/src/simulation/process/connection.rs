@@ -153,7 +153,12 @@ impl Simulation<'_> {
         for (command, before) in commands.iter().zip(before) {
             self.after(thing, command, before);
         }
-        self.no_permit_is_kept_back(thing);
+        // A request of which nothing was applied does not pass a token on that has arrived in the meantime.
+        let is_applied =
+            applied.reply.outcomes.iter().any(|outcome| *outcome != Outcome::Unapplied);
+        if is_applied {
+            self.no_permit_is_kept_back(thing);
+        }
         for (command, outcome) in commands.iter().zip(&applied.reply.outcomes) {
             if let (Some(id), Outcome::Waiting { .. }) = (command.id(), outcome) {
                 self.note_for(id, |op, now| Noted::Queue { op, since: now, position: 0 });
@@ -170,7 +175,8 @@ impl Simulation<'_> {
             let grant = (!rated).then_some(held);
             self.publish(id.client(), Packet::WakeUp { thing, id, grant });
         }
-        if let Some((client, after)) = self.store.token(thing, now)
+        if is_applied
+            && let Some((client, after)) = self.store.token(thing, now)
             && client != from
         {
             self.publish(client, Packet::Token { thing, after });
@@ -211,7 +217,7 @@ impl Simulation<'_> {
                 for (part, reply) in parts.iter().zip(replies) {
                     let declares = |(command, outcome): (&Command, &Outcome)| {
                         matches!(command, Command::Enqueue { .. })
-                            && !matches!(outcome, Outcome::TooHeavy { .. })
+                            && !matches!(outcome, Outcome::TooHeavy { .. } | Outcome::Unapplied)
                     };
                     if part.commands.iter().zip(&reply.outcomes).any(declares) {
                         self.processes[worker].declared[part.thing] = true;
