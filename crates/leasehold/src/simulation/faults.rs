@@ -190,13 +190,15 @@ impl Simulation<'_> {
         let requested = self.now;
         let reply = self.apply(thing, OPERATOR, &[command]);
         let is_done = matches!(reply.outcomes[..], [Outcome::LimitsChanged(LimitsChanged::Done)]);
-        let capacity = self.store.machines[thing].limits().capacity();
+        // If the name has no capacity any more, its next client declares that of the semaphore.
+        let capacity = match self.store.machines[thing].limits().capacity() {
+            0 => THINGS[thing].capacity,
+            capacity => capacity,
+        };
         let to = match change {
             LimitChange::Pause { .. } => driver::LimitChange::Pause,
             LimitChange::Resume => driver::LimitChange::Resume,
-            _ if capacity > 0 && (is_done || capacity != before) => {
-                driver::LimitChange::Capacity(capacity)
-            }
+            _ if is_done || capacity != before => driver::LimitChange::Capacity(capacity),
             _ => return,
         };
         if is_done && THINGS[thing].operated {
