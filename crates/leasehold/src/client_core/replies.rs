@@ -65,6 +65,7 @@ impl<T: Clone> NameCore<T> {
         now: Moment,
     ) {
         let mut about_first = false;
+        let is_applied = reply.outcomes.iter().any(|outcome| *outcome != Outcome::Unapplied);
         self.unserved = None;
         for (command, outcome) in commands.iter().zip(reply.outcomes) {
             let Some(id) = command.id() else { continue };
@@ -116,6 +117,10 @@ impl<T: Clone> NameCore<T> {
                 None => self.ensure_released(id, false, now),
             }
             self.apply_outcome(id, Outcome::Held(held), (sent, None), now);
+        }
+        // A reply to commands that were not applied says nothing of the queue.
+        if !is_applied {
+            return;
         }
         self.schedule_query(reply.next_expiry, reply.foreign, about_first, now);
         self.token_at = None;
