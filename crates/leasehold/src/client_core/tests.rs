@@ -287,6 +287,15 @@ fn a_command_that_was_not_applied_is_sent_again_before_later_ones() {
     assert_eq!(sent(&client.take()), [ids[0], ids[2], later]);
 }
 
+#[test]
+fn a_reply_to_commands_that_were_not_applied_keeps_the_next_token() {
+    let (mut client, _) = Client::holding_and_waiting();
+    client.core.token_arrives(Span::from_millis(700), client.now);
+    client.acquire(request());
+    client.exchange(vec![Outcome::Unapplied]);
+    assert_eq!(client.core.token_at, Some(client.now + Span::from_millis(700)));
+}
+
 /// An acquire that may have been applied once, or that is dropped while it is in flight, is released whether or not a
 /// later request applied it.
 #[test]
