@@ -79,7 +79,7 @@ pub async fn an_undeclared_capacity_changes_nothing(store: &impl Store) {
     let name = unique("as it is");
     let first = as_it_is(store, &name).await;
     drop(acquire(&first).await);
-    assert_eq!(capacity(&first).await, 1, "its own, because there was none");
+    assert_eq!(capacity(&first).await, 1, "that of the handle, because there was none");
     let wide = declare(&store.client().await, &name, 3);
     drop(acquire(&wide).await);
     let client = store.client().await;

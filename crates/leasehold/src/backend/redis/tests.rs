@@ -637,20 +637,20 @@ fn forget_claim(wake_up: &mut String) {
 #[test]
 fn the_machine_and_lua_agree() {
     let times = std::env::var("SCRIPTS_AGREE_TIMES").map_or(1, |times| times.parse().unwrap());
-    let served = agree(&Place::Server(Box::new(RedisServer::start())), 2000 * times);
+    let served = agree(&Place::Server(Box::new(RedisServer::start())), 2400 * times);
     let by_small = served.by_small.iter().sum::<usize>();
     let all = served.by_machine + by_small;
-    let enough = 80_000 * times as usize;
-    assert!(all >= enough && by_small >= enough / 20, "{served:?}");
+    let enough = 100_000 * times as usize;
+    assert!(all >= enough && by_small >= enough / 25, "{served:?}");
     assert!(served.by_small.iter().chain(&served.refused).all(|count| *count > 0), "{served:?}");
 }
 
 /// The scripts are the same, but the keys, the channels and the restrictions of a node are not.
 #[test]
 fn the_machine_and_lua_agree_in_a_cluster() {
-    let served = agree(&Place::Cluster(RedisCluster::start_primaries(3)), 500);
+    let served = agree(&Place::Cluster(RedisCluster::start_primaries(3)), 900);
     let by_small = served.by_small.iter().sum::<usize>();
-    assert!(served.by_machine >= 15_000 && by_small >= 1000, "{served:?}");
+    assert!(served.by_machine + by_small >= 30_000 && by_small >= 1000, "{served:?}");
 }
 
 /// A script that removed all of them at once would block the server.

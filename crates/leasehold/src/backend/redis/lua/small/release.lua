@@ -22,9 +22,9 @@
 --         5 name
 --         and always
 --         6 ids             from here on
--- Result  "room" if nobody waits from now on, else "queue"; and for each id 1 if it held, else 0. If somebody waited,
---         these follow: the delay until the next expiry (-1: nobody waits), and for each waiter of the sender that was
---         granted a permit its id, 0, its fence and valid_for. False if nothing was done
+-- Result  "room" if nobody waited; else "full" if nobody waits from now on, or "queue"; and for each id 1 if it held, else
+--         0. If somebody waited, these follow: the delay until the next expiry (-1: nobody waits), and for each waiter of
+--         the sender that was granted a permit its id, 0, its fence and valid_for. False if nothing was done
 local call, try, KEYS, ARGV = redis.call, redis.pcall, KEYS, ARGV
 local waiting, info, main, ttls = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local ids = KEYS[5] and 6 or 1
